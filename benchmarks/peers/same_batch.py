@@ -102,7 +102,9 @@ def _our_step(groups: list[pb.Group], *, model: Path, spec: RLJobSpec) -> tuple[
     for begin in range(0, len(samples), PASS_SAMPLES):  # TRL's ratio is 1: the policy itself has drawn them
         part = samples[begin : begin + PASS_SAMPLES]
         for sample, known in zip(
-            part, worker.prepare([pack_sample(one, step=0, attempt=0) for one in part]), strict=True
+            part,
+            worker.prepare([packed for one in part for packed in pack_sample(one, step=0, attempt=0)]),
+            strict=True,
         ):
             sample.logprobs = pack_float32(known["proximal_N"])
     engine = TorchEngine(SingleRank(worker), spec=spec, algorithm=create_algorithm(spec))

@@ -130,7 +130,7 @@ WRONG = {
     ),
     "forget": ("messages[1]['content'] = 'else'; ask()", "bad_value", "messages[1] is another"),
     "again": ("del messages[1:]; ask()", "bad_value", "it has 1 messages, and there have been 2"),
-    "text": ("client.completions.create(model='m', prompt='p')", "bad_value", "a session has one kind"),
+    "text": ("client.completions.create(model='m', prompt='p')", "bad_value", "it went from chat completions"),
     "big": ("messages.append({'role': 'user', 'content': 'x' * 10_000_000}); ask()", "raised", "at most 1048576 bytes"),
     "long": ("messages.append({'role': 'user', 'content': 'x' * 1000}); ask()", "raised", "maxObservationChars is 500"),
     "many": ("ask(n=2)", "raised", "n is not supported"),
@@ -166,7 +166,8 @@ ask()
 async def test_what_one_program_does_no_other_notices(tmp_path: Path) -> None:
     """Each fault is one line with its kind; the samples beside them play to their end."""
     program = f"WRONG = { ({name: code for name, (code, _, _) in WRONG.items()})!r}\n{MISBEHAVING}"
-    async with agents(tmp_path, program, timeoutSeconds=20, maxObservationChars=500, maxTurns=2) as pool:
+    options = {"timeoutSeconds": 20, "maxObservationChars": 500, "maxTurns": 2, "branches": "Fail"}
+    async with agents(tmp_path, program, **options) as pool:
         prompt = await begun(pool)
         wrong = [Sample(pool, prompt.prompt, sample=number) for number in range(len(WRONG))]
         right = [Sample(pool, prompt.prompt, sample=number) for number in range(len(WRONG), len(WRONG) + 8)]

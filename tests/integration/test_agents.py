@@ -12,8 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
+from streamrl_workers.scheduler.journal.sample_store import open_samples
 from support.jobs import simulated_job, write_prompts
-from support.runs import LocalRun, wait_for
+from support.runs import LocalRun, streamrl, wait_for
 from support.turn_runs import WORKERS, assert_each_turn_earned_a_quarter, kill_in_turn, lines
 
 STEPS = 24
@@ -59,6 +60,16 @@ MANY = """
 for line in sys.stdin:
     threading.Thread(target=lambda item: play(item)("/end"), args=[json.loads(line)], daemon=True).start()
 """
+BRANCHING = """
+def play(item):
+    messages, call, turn = begin(item)
+    for number in range(2 + item["seed"] % 4):
+        if number % 2:
+            messages[:] = [{"role": "user", "content": item["question"]}]
+        turn()
+    return call
+"""
+"""Begins anew each time that it has heard of something: a turn that is lost in a context would be another program's."""
 ODD = """
 def play(item):
     messages, call, turn = begin(item)
@@ -125,10 +136,20 @@ def kill_one_of(run: LocalRun, what: str) -> None:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("way", "options"), [(ONE, {}), (MANY, {"sessionsPerProgram": 24})], ids=["one", "many"])
-def test_killed_at_random_no_turn_is_lost_or_played_twice(tmp_path: Path, way: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("program", "options"),
+    [
+        (FAIR + ONE, {}),
+        (FAIR + MANY, {"sessionsPerProgram": 24}),
+        (BRANCHING + MANY, {"sessionsPerProgram": 24}),
+    ],
+    ids=["one", "many", "branching"],
+)
+def test_killed_at_random_no_turn_is_lost_or_played_twice(
+    tmp_path: Path, program: str, options: dict[str, Any]
+) -> None:
     rng = random.Random(11)
-    run = start(tmp_path, FAIR + way, **options)
+    run = start(tmp_path, program, **options)
     twice_fails = ["host", "host", "program", "program", "program"]
     """A sample that sees two of them has failed, so they are further apart than a sample lives."""
     rng.shuffle(twice_fails)
@@ -136,6 +157,12 @@ def test_killed_at_random_no_turn_is_lost_or_played_twice(tmp_path: Path, way: s
     victims += [(rng.randrange(STEPS // 2), victim) for victim in (*WORKERS, "all")]
     kill_in_turn(run, sorted(victims), others=kill_one_of)
     assert_each_turn_earned_a_quarter(run, steps=STEPS)
+    with open_samples(run.folder) as store:
+        samples = [sample for group in store.groups() for sample in group.read().samples]
+    branched = sum(segment.context for sample in samples for segment in sample.segments)
+    assert (branched > len(samples) / 2) == (BRANCHING in program)
+    shown = streamrl("journal", "show", str(run.folder), str(4 * STEPS - 1)).stdout
+    assert (" contexts (rewards 0.25" in shown) == (BRANCHING in program), shown
 
 
 @pytest.mark.timeout(400)

@@ -289,6 +289,17 @@ def test_cancel_frees_slots_and_leaves_the_others_alone(
     assert set(collected.last) == {1, 3}
 
 
+def test_a_prompt_without_room_ends_a_sample_that_has_turns(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    engine = engine_for(model, tokenizer, positions=30)
+    later = [request(lease, "1" * (30 + lease), has_turns=True) for lease in (0, 9)]
+    ended = engine.add([*later, request(2, "", has_turns=True), request(3, "1" * 29, has_turns=True)])
+    assert [(d.lease, d.finish_reason, d.tokens) for d in ended[:2]] == [(0, "length", ()), (9, "length", ())]
+    assert [(d.lease, d.finish_reason) for d in ended[2:]] == [(2, "error")]
+    assert len(finish(engine, []).tokens[3]) == 1
+
+
 def test_what_cannot_run_comes_back_as_an_error(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     engine = engine_for(model, tokenizer, positions=30)
     ended = engine.add([request(0, "1" * 30), request(1, ""), request(2, "1", prefix=(999,)), request(3, "1" * 29)])

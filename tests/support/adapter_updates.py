@@ -90,7 +90,7 @@ class AdapterTrainer:
             spans=[pb.VersionSpan(tokens=len(tokens), step=0, attempt=1)],
         )
         packed = pack_sample(sample, step=0, attempt=1, advantage=0.0)
-        return self._forward.logprobs(make_batch([packed], aggregation="TokenMean", device=CPU)).tolist()
+        return self._forward.logprobs(make_batch(packed, aggregation="TokenMean", device=CPU)).tolist()
 
 
 class Follower:

@@ -56,6 +56,7 @@ class Sample:
     """Token with which its turns end."""
     turns: list[str] = field(default_factory=list)
     observations: list[str] = field(default_factory=list)
+    contexts: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
 
     def request(self) -> PlayTurn:
@@ -70,6 +71,7 @@ class Sample:
             last_token=self.end,
             prompt=self.prompt,
             observations=tuple(self.observations),
+            contexts=tuple(self.contexts),
             finish_reasons=tuple(self.reasons),
             token_counts=tuple((10 * turn, turn + 1) for turn in range(len(self.turns))),
         )
@@ -80,6 +82,7 @@ class Sample:
         self.reasons.append(reason)
         async with asyncio.timeout(WAIT_S):
             (answer,) = await self.pool.play([self.request()])
+        self.contexts += [len(self.observations)] if answer.context else []
         self.observations.append(answer.observation)
         return answer
 

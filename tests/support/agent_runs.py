@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.journal.sample_store import open_samples
-from streamrl_workers.stream.packing import unpack_int32
+from streamrl_workers.stream.packing import unpack_float32, unpack_int32
 from support.chat_models import TOOL_TEMPLATE
 from support.jobs import tiny_job, write_prompts
 
@@ -50,6 +50,55 @@ def serve(item):
 for line in sys.stdin:
     threading.Thread(target=serve, args=[json.loads(line)], daemon=True).start()
 """
+
+
+BRANCHES = """
+import json, os, sys, threading, urllib.request
+from random import Random
+
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+SAID = ["", "ok", "Grüße ", "日本語", "🙂", "<|im_end|>", "the there "]
+
+def edited(random, messages, question):
+    kind = random.choice(["go on", "go on", "drop", "shorten", "system", "second", "again", "reworded"])
+    if kind == "drop":
+        del messages[1:3]
+    elif kind == "shorten":
+        del messages[random.randint(1, len(messages)):]
+    elif kind == "system":
+        messages.insert(0, {"role": "system", "content": random.choice(SAID)})
+    elif kind == "second":
+        messages[:] = [{"role": "user", "content": "sum up: " + str(messages[-1]["content"])}]
+    elif kind == "again":
+        messages[:] = [{"role": "user", "content": question}]
+    elif kind == "reworded":
+        place = random.randrange(len(messages))
+        messages[place] = {"role": messages[place]["role"], "content": random.choice(SAID)}
+
+def serve(item):
+    def call(path, **body):
+        headers = {"authorization": "Bearer " + item["api_key"]}
+        request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
+        return json.load(urllib.request.urlopen(request))
+
+    random = Random(item["seed"])
+    tools, messages = [], [{"role": "user", "content": item["question"]}]
+    for turn in range(random.randint(2, 8)):
+        message = call("/chat/completions", messages=messages, tools=tools)["choices"][0]["message"]
+        with open("asked.jsonl", "a") as file:
+            file.write(json.dumps([messages, tools, message]) + "\\n")
+        messages.append(message)
+        messages.append({"role": random.choice(["user", "tool"]), "content": "".join(random.choices(SAID, k=3))})
+        edited(random, messages, item["question"])
+        if random.random() < 0.1:
+            tools = [] if tools else [TOOL]
+        call("/reward", reward=float(len(message["content"] or "") % 3))
+    call("/end")
+
+for line in sys.stdin:
+    threading.Thread(target=serve, args=[json.loads(line)], daemon=True).start()
+"""
+"""Edits its history by chance, and writes down what it asked and was told."""
 
 
 def piece_tokenizer() -> PreTrainedTokenizerFast:
@@ -92,10 +141,10 @@ def piece_model(folder: Path) -> Path:
     return folder
 
 
-def traffic_job(folder: Path, *, steps: int, batch_groups: int) -> dict[str, Any]:
+def traffic_job(folder: Path, *, steps: int, batch_groups: int, program: str = PROGRAM) -> dict[str, Any]:
     """A job of random conversations by that model, its files beside it."""
     write_prompts(folder / "prompts.jsonl")
-    (folder / "agent.py").write_text(PROGRAM)
+    (folder / "agent.py").write_text(program)
     piece_model(folder / "model")
     job = tiny_job(steps=steps)
     spec = job["spec"]
@@ -118,11 +167,16 @@ class Turn:
     """A turn of a stored sample."""
 
     context: list[int]
-    """Tokens before it."""
+    """Tokens before it, from the beginning of its context."""
     tokens: list[int]
+    logprobs: list[float]
     text: str
     context_text: str
     """As a gateway has it: prompt, earlier texts, observations."""
+    prompt: str
+    """Text of its context's prompt."""
+    number: int
+    """In its context."""
 
 
 def stored_samples(run_dir: Path) -> Iterator[tuple[pb.Sample, pb.GroupTexts]]:
@@ -137,14 +191,28 @@ def stored_samples(run_dir: Path) -> Iterator[tuple[pb.Sample, pb.GroupTexts]]:
 def stored_turns(run_dir: Path, *, end: int) -> Iterator[Turn]:
     """Every turn of every stored sample; `end`: the end token."""
     for sample, texts in stored_samples(run_dir):
-        said = texts.samples[sample.sample_index]
-        prompt, tokens = list(unpack_int32(sample.prompt_tokens)), list(unpack_int32(sample.tokens))
-        place, number, text = 0, 0, texts.prompt
+        said, tokens = texts.samples[sample.sample_index], list(unpack_int32(sample.tokens))
+        logprobs = list(unpack_float32(sample.logprobs))
+        before, place, turns, in_context = list(unpack_int32(sample.prompt_tokens)), 0, 0, 0
+        text = prompt = texts.prompt
         for segment in sample.segments:
-            own = tokens[place : place + segment.tokens]
-            if not segment.observation:
-                yield Turn(context=prompt + tokens[:place], tokens=own, text=said.turns[number], context_text=text)
-                text += said.turns[number] + (END if own[-1] == end else "")
-                text += said.observations[number] if number < len(said.observations) else ""
-                number += 1
+            own, drawn = (row[place : place + segment.tokens] for row in (tokens, logprobs))
             place += segment.tokens
+            if segment.context:
+                before, in_context = [], 0
+                text = prompt = said.observations[turns - 1]
+                assert turns - 1 in said.contexts
+            if not segment.observation:
+                yield Turn(
+                    context=list(before),
+                    tokens=own,
+                    logprobs=drawn,
+                    text=said.turns[turns],
+                    context_text=text,
+                    prompt=prompt,
+                    number=in_context,
+                )
+                text += said.turns[turns] + (END if own[-1] == end else "")
+                text += said.observations[turns] if turns < len(said.observations) else ""
+                turns, in_context = turns + 1, in_context + 1
+            before += own

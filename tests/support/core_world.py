@@ -19,10 +19,12 @@ from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Score, ScoreSample, TurnAnswer
 from support.core_peers import SimGenerator, SimTrainer, group_command, hello_of
 from support.replayed import replay
-from support.turns import check_trajectory, next_token
+from support.turns import CONTEXT_CHAR, check_trajectory, next_token
 
 STEEP = LatencyCurve((1, 64), (0.01, 0.2))
 """Seconds of a step in the pool "p": it is known, so that dispatch plans; nothing is known of others."""
+BRANCHES = 0.3
+"""Chance that an environment's answer begins a new context."""
 
 
 def settings(**changes) -> SchedulerSettings:
@@ -199,14 +201,17 @@ class World:
             score = Score(**which, reward=reward, parts={"whole": reward, "twice": 2 * reward})
         self.do(self.core.scores_arrived([score]))
 
-    def answer_turn(self, *, done: bool, error: str = "", observation: str = "o", late: bool = False) -> None:
-        """The environment answers the oldest turn; `late`: and says it once more."""
+    def answer_turn(
+        self, *, done: bool, error: str = "", observation: str = "o", context: bool = False, late: bool = False
+    ) -> None:
+        """The environment answers the oldest turn; `context`: with a new one; `late`: and says it once more."""
         ask = self.turns.popleft()
         answer = TurnAnswer(
             group_id=ask.group_id,
             sample_index=ask.sample_index,
             lease=ask.lease,
-            observation=observation,
+            observation=CONTEXT_CHAR * len(observation) if context else observation,
+            context=context and bool(observation),
             reward=0.5,
             done=done,
             error=error,
@@ -410,7 +415,9 @@ class World:
         while self.scores and chance.random() < pace:
             self.score(fail=False)
         while self.turns and chance.random() < pace:
-            self.answer_turn(done=chance.random() < finish)
+            done = chance.random() < finish
+            context = chance.random() < BRANCHES and not done
+            self.answer_turn(done=done, context=context, observation="o" * (1 + len(self.turns)))
         for generator in [g for g in self.generators.values() if g.connected]:
             while generator.inbox and chance.random() < pace:
                 self.deliver_generator(generator)

@@ -42,7 +42,7 @@ def models() -> dict[str, PreTrainedModel]:
 def shares() -> list[tuple[list[PackedSample], list[PackedSample]]]:
     """Two passes, the samples of each rank: unequal numbers of chunks, then none on one rank."""
     first, second = (
-        [pack_sample(sample, step=0, attempt=1, advantage=1.0) for sample in make_group(number).samples]
+        [one for sample in make_group(number).samples for one in pack_sample(sample, step=0, attempt=1, advantage=1.0)]
         for number in (1, 2)
     )
     return [(first[:1], first[1:]), (second, [DUMMY])]

@@ -1,7 +1,7 @@
 """Groups and jobs for the trainer's tests."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from streamrl.proto import stream_pb2 as pb
@@ -71,3 +71,59 @@ def make_group(
         )
     size_bytes = sum(t.ByteSize() for t in trajectories)
     return pb.Group(group_id=group_id, step=step, samples=trajectories, size_bytes=size_bytes)
+
+
+def multi_turn(group_id: int, rewards: Sequence[float | None]) -> pb.Group:
+    """Turn, observation, turn, (for odd samples) observation at the end; tokens of two versions."""
+
+    def segments(rng: random.Random, index: int) -> list[pb.Segment]:
+        found = [_turn(rng), pb.Segment(tokens=rng.randint(1, 4), observation=True), _turn(rng)]
+        return found + [pb.Segment(tokens=2, observation=True)] * (index % 2)
+
+    return _of_segments(group_id, rewards, segments)
+
+
+def branched(group_id: int, rewards: Sequence[float | None]) -> pb.Group:
+    """Samples of one to three contexts, each of one or two turns."""
+
+    def segments(rng: random.Random, index: int) -> list[pb.Segment]:
+        found = [_turn(rng)]
+        for number in range(index % 3):
+            found += [pb.Segment(tokens=rng.randint(1, 9), observation=True, context=True), _turn(rng)]
+            if number:
+                found += [pb.Segment(tokens=rng.randint(1, 4), observation=True), _turn(rng)]
+        return found
+
+    return _of_segments(group_id, rewards, segments)
+
+
+def _turn(rng: random.Random) -> pb.Segment:
+    return pb.Segment(tokens=rng.randint(1, 6), reward=rng.uniform(-0.5, 0.5))
+
+
+def _of_segments(
+    group_id: int, rewards: Sequence[float | None], segments: Callable[[random.Random, int], list[pb.Segment]]
+) -> pb.Group:
+    rng = random.Random(f"turns/{group_id}")
+    samples = []
+    for index, reward in enumerate(rewards):
+        parts = segments(rng, index)
+        total = sum(segment.tokens for segment in parts)
+        drawn = [rng.uniform(-5, -1) * (not segment.observation) for segment in parts for _ in range(segment.tokens)]
+        samples.append(
+            pb.Sample(
+                group_id=group_id,
+                sample_index=index,
+                prompt_tokens=pack_int32([1, 2, 3]),
+                tokens=pack_int32([rng.randrange(32) for _ in range(total)]),
+                logprobs=pack_float32(drawn),
+                spans=[
+                    pb.VersionSpan(tokens=1, step=0, attempt=1),
+                    pb.VersionSpan(tokens=total - 1, step=1, attempt=1),
+                ],
+                segments=parts,
+                finish_reason="stop",
+                reward=reward,
+            )
+        )
+    return pb.Group(group_id=group_id, step=1, samples=samples)

@@ -1,10 +1,25 @@
 """Turns in the scheduler's small world (`core_world.py`): what generators make of a request, what a trajectory must be."""
 
+from collections.abc import Iterable, Iterator
+from zlib import crc32
+
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.packing import pack_float32, unpack_float32, unpack_int32
 
-TURN_TOKEN, OBSERVED_TOKEN = (1).to_bytes(4, "little"), (2).to_bytes(4, "little")
-"""The world's models say 1, its environments say 2."""
+TURN_TOKEN, OBSERVED_TOKEN, CONTEXT_TOKEN = (number.to_bytes(4, "little") for number in (1, 2, 3))
+"""The world's models say 1, its environments say 2, and the prompts of later contexts are of 3."""
+CONTEXT_CHAR = "c"
+"""Of the text of such a prompt."""
+
+
+def drawn_logprob(before: bytes) -> float:
+    """Of a token behind these: it tells what the engine had."""
+    return -1.0 - (crc32(before) & 0xFFFF) / 0x10000
+
+
+def _prompt_tokens(request: pb.SampleRequest) -> bytes:
+    is_context = set(request.prompt) == {CONTEXT_CHAR}
+    return CONTEXT_TOKEN * len(request.prompt) if is_context else bytes(8)
 
 
 def next_token(request: pb.SampleRequest, *, version: tuple[int, int], finish: str) -> pb.Progress:
@@ -15,32 +30,45 @@ def next_token(request: pb.SampleRequest, *, version: tuple[int, int], finish: s
     observation = OBSERVED_TOKEN * len(request.observation)
     request.context_tokens += len(request.observation)
     request.observation = ""
+    prompt = _prompt_tokens(request)
+    logprob = drawn_logprob(prompt + request.prefix_tokens + observation)
     request.prefix_tokens += observation + TURN_TOKEN
     attempt, step = version
     return pb.Progress(
         lease=request.lease,
         tokens=TURN_TOKEN,
-        logprobs=pack_float32([-1.0]),
+        logprobs=pack_float32([logprob]),
         spans=[pb.VersionSpan(tokens=1, step=step, attempt=attempt)],
         finish_reason=finish,
         text="t" * ((len(request.prefix_tokens) >> 2) - request.context_tokens) if finish else "",
-        prompt_tokens=bytes(8),
+        prompt_tokens=prompt,
         observation_tokens=observation,
     )
 
 
 def check_trajectory(trajectory: pb.Sample, *, max_turns: int | None) -> None:
-    """Segments cover the tokens and tell turns from observations; log-probs of the environment's tokens are 0."""
+    """Segments cover the tokens and tell turns, observations and contexts apart; each drawn token stands behind what its engine had."""
     tokens = unpack_int32(trajectory.tokens)
-    logprobs = unpack_float32(trajectory.logprobs)
-    assert len(tokens) == len(logprobs) == sum(span.tokens for span in trajectory.spans)
+    assert len(tokens) == sum(span.tokens for span in trajectory.spans)
+    assert bool(trajectory.segments) == (max_turns is not None)
+    segments = trajectory.segments or [pb.Segment(tokens=len(tokens))]
+    kinds = [segment.observation + segment.context for segment in segments for _ in range(segment.tokens)]
+    assert [1 + kind for kind in kinds] == list(tokens)
+    assert list(unpack_float32(trajectory.logprobs)) == list(_expected_logprobs(trajectory, segments))
     if max_turns is None:
-        assert not trajectory.segments
         return
-    said = [2 if segment.observation else 1 for segment in trajectory.segments for _ in range(segment.tokens)]
-    assert said == list(tokens)
-    assert [token == 1 for token in tokens] == [logprob == -1.0 for logprob in logprobs]
     turns = [segment for segment in trajectory.segments if not segment.observation]
     assert 1 <= len(turns) <= max_turns
     assert all(turn.HasField("reward") for turn in turns[:-1])
     assert turns[-1].HasField("reward") or trajectory.reward_error
+
+
+def _expected_logprobs(trajectory: pb.Sample, segments: Iterable[pb.Segment]) -> Iterator[float]:
+    before, place = trajectory.prompt_tokens, 0
+    for segment in segments:
+        if segment.context:
+            before = b""
+        for _ in range(segment.tokens):
+            yield 0.0 if segment.observation else drawn_logprob(before)
+            before += trajectory.tokens[place : place + 4]
+            place += 4

@@ -19,6 +19,7 @@ from streamrl_cli.reporting.walls import Growth, growth
 from streamrl_cli.runner.folder import RunFolder
 from streamrl_workers.metrics.bubbles import PARTS
 from streamrl_workers.scheduler.journal.sample_store import open_samples
+from streamrl_workers.stream.segments import completion_tokens
 
 MOST_SAMPLES = 200_000
 """The newest: more than that a browser does not draw."""
@@ -138,7 +139,7 @@ def _draw_samples(trace: ChromeTrace, drawn: Sequence[_Drawn], *, zero_s: float)
         trace.ended(
             sample.generator_id,
             key,
-            tokens=len(sample.tokens) >> 2,
+            tokens=completion_tokens(sample),
             now_s=at_s - zero_s,
             reward=sample.reward if sample.HasField("reward") else None,
             versions=[span.step for span in sample.spans],

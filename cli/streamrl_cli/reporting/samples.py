@@ -3,14 +3,16 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.journal.sample_store import SamplePlace, StoredGroup, open_samples
-from streamrl_workers.stream.packing import count_32, unpack_float32, unpack_int32
+from streamrl_workers.stream.packing import unpack_float32, unpack_int32
 from streamrl_workers.stream.sample_choice import choose
+from streamrl_workers.stream.segments import completion_tokens
 
 _MOST_LOOKED_AT = 100_000
 """Groups that one search goes over, at some 5 µs each."""
@@ -61,7 +63,7 @@ class ShownSample:
         reward = f"no reward ({sample.reward_error})" if self.reward is None else f"reward {self.reward:g}"
         told = [f"{reward}{f' ({parts})' if len(sample.reward_parts) > 1 else ''}"]
         told += [] if self.advantage is None else [f"advantage {self.advantage:+.3g}"]
-        told.append(f"{count_32(sample.tokens)} tokens, ended by {sample.finish_reason or 'nothing'}")
+        told.append(f"{completion_tokens(sample)} tokens, ended by {sample.finish_reason or 'nothing'}")
         versions = sorted({span.step for span in sample.spans})
         told.append(
             f"version {'-'.join(map(str, dict.fromkeys((versions[0], versions[-1]))))}" if versions else "no version"
@@ -72,11 +74,12 @@ class ShownSample:
         """(whose, text), in their order."""
         if self.prompt:
             yield "prompt", self.prompt
-        answers = iter(self.written.observations)
-        for turn in self.written.turns:
+        for place, (turn, answer) in enumerate(
+            zip_longest(self.written.turns, self.written.observations, fillvalue="")
+        ):
             yield "completion", turn
-            if answer := next(answers, ""):
-                yield "environment", answer
+            if answer:
+                yield "new prompt" if place in self.written.contexts else "environment", answer
 
     def document(self) -> dict[str, Any]:
         """All of it, as JSON has it."""
@@ -92,6 +95,7 @@ class ShownSample:
             "prompt": self.prompt,
             "turns": list(self.written.turns),
             "observations": list(self.written.observations),
+            "contexts": list(self.written.contexts),
             "reward": _number(self.reward),
             "reward_parts": {name: _number(value) for name, value in sorted(sample.reward_parts.items())},
             "reward_error": sample.reward_error or None,
@@ -104,6 +108,7 @@ class ShownSample:
                 {
                     "tokens": segment.tokens,
                     "observation": segment.observation,
+                    "context": segment.context,
                     "reward": _number(segment.reward if segment.HasField("reward") else None),
                 }
                 for segment in sample.segments

@@ -93,7 +93,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("lease", "group_id", "sample_index", "prompt", "prefix_tokens", "sampling", "seed", "pinned", "context_tokens", "observation", "traceparent")
+    __slots__ = ("lease", "group_id", "sample_index", "prompt", "prefix_tokens", "sampling", "seed", "pinned", "context_tokens", "observation", "traceparent", "has_turns")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class SampleRequest(_message.Message):
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    HAS_TURNS_FIELD_NUMBER: _ClassVar[int]
     lease: int
     group_id: int
     sample_index: int
@@ -116,7 +117,8 @@ class SampleRequest(_message.Message):
     context_tokens: int
     observation: str
     traceparent: str
-    def __init__(self, lease: _Optional[int] = ..., group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt: _Optional[str] = ..., prefix_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., pinned: _Optional[bool] = ..., context_tokens: _Optional[int] = ..., observation: _Optional[str] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    has_turns: bool
+    def __init__(self, lease: _Optional[int] = ..., group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt: _Optional[str] = ..., prefix_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., pinned: _Optional[bool] = ..., context_tokens: _Optional[int] = ..., observation: _Optional[str] = ..., traceparent: _Optional[str] = ..., has_turns: _Optional[bool] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("lease", "tokens", "logprobs", "spans", "finish_reason", "text", "prompt_tokens", "error", "generate_s", "observation_tokens")
@@ -153,14 +155,16 @@ class VersionSpan(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("tokens", "observation", "reward")
+    __slots__ = ("tokens", "observation", "reward", "context")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
     tokens: int
     observation: bool
     reward: float
-    def __init__(self, tokens: _Optional[int] = ..., observation: _Optional[bool] = ..., reward: _Optional[float] = ...) -> None: ...
+    context: bool
+    def __init__(self, tokens: _Optional[int] = ..., observation: _Optional[bool] = ..., reward: _Optional[float] = ..., context: _Optional[bool] = ...) -> None: ...
 
 class Sample(_message.Message):
     __slots__ = ("group_id", "sample_index", "prompt_tokens", "tokens", "logprobs", "spans", "finish_reason", "reward", "reward_parts", "reward_error", "generator_id", "generate_s", "segments", "ended_at")
@@ -570,12 +574,14 @@ class GroupTexts(_message.Message):
     def __init__(self, prompt: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[SampleTexts, _Mapping]]] = ...) -> None: ...
 
 class SampleTexts(_message.Message):
-    __slots__ = ("turns", "observations")
+    __slots__ = ("turns", "observations", "contexts")
     TURNS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    CONTEXTS_FIELD_NUMBER: _ClassVar[int]
     turns: _containers.RepeatedScalarFieldContainer[str]
     observations: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, turns: _Optional[_Iterable[str]] = ..., observations: _Optional[_Iterable[str]] = ...) -> None: ...
+    contexts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, turns: _Optional[_Iterable[str]] = ..., observations: _Optional[_Iterable[str]] = ..., contexts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ArchivedGroup(_message.Message):
     __slots__ = ("group_id", "prompt_index", "start_version", "step", "attempt", "drop_reason", "advantages", "samples")

@@ -1,6 +1,6 @@
 """What is learned: the data set, how answers are sampled, what they earn, how they are evaluated."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -135,7 +135,14 @@ class AgentSpec(SpecModel):
         description="Longest time from its start, or from an answer of the model, to its next request or its end, in seconds; then the sample counts as failed.",
     )
     max_observation_chars: int = Field(
-        default=16_384, ge=1, le=1_048_576, description="Requests that add more to the conversation are refused."
+        default=16_384,
+        ge=1,
+        le=1_048_576,
+        description="Requests that add more to the conversation are refused. A sample may be told `maxTurns` times as much.",
+    )
+    branches: Literal["Train", "Fail"] = Field(
+        default="Train",
+        description="What becomes of a sample whose program edits its history, or begins a second conversation: its turns are trained, each behind what the model had read, or it fails.",
     )
     sessions: int = Field(
         default=64,

@@ -50,7 +50,7 @@ class GrpoSpec(Clip):
 
     normalize_std: bool = Field(default=True, description="Divide advantages by the group's standard deviation.")
     aggregation: Literal["SequenceMean", "TokenMean"] = Field(
-        default="SequenceMean", description="Mean over each sequence's tokens first, or over all tokens of the step."
+        default="SequenceMean", description="Mean over each sample's tokens first, or over all tokens of the step."
     )
 
 

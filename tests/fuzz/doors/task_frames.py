@@ -33,7 +33,7 @@ ROWS: tuple[Any, ...] = (
     ["a prompt"],
     [[0.5], None],
     [[0.5, None], "a body"],
-    ["an observation", 0.5, False],
+    ["an observation", 0.5, False, False],
     {"kind": "timeout", "error": "took longer"},
 )
 MARK = framing.encode(0)[:4]

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl_cli.reporting.data import read_run
 from streamrl_cli.reporting.page import render
+from streamrl_cli.reporting.samples import ShownSample
 from streamrl_workers.stream.archive import segment_path
 from support.command import Outcome, streamrl
 from support.hostile import ACTS, CONTROLS, MARKUP, Skeleton, foreign_folder
@@ -65,6 +67,19 @@ async def test_json_has_all_of_a_sample(tmp_path: Path, capsys: pytest.CaptureFi
     assert (first["reward"], first["reward_parts"], first["advantage"]) == (0.0, {"text": 0.0, "style": 0.0}, 0.5)
     assert (second["reward"], second["reward_error"], second["advantage"]) == (None, "text", None)
     assert second["spans"] == [{"tokens": 4, "attempt": 1, "step": 0}]
+
+
+def test_the_prompt_of_a_later_context_is_named_so() -> None:
+    written = pb.SampleTexts(turns=["a", "b", "c"], observations=["more", "sum up"], contexts=[1])
+    segments = [(1, False, False), (2, True, False), (1, False, False), (4, True, True), (1, False, False)]
+    sample = pb.Sample(tokens=bytes(36), finish_reason="stop", reward=1.0)
+    for tokens, observation, context in segments:
+        sample.segments.add(tokens=tokens, observation=observation, context=context)
+    found = ShownSample(kinds=(), group=pb.ArchivedGroup(), sample=sample, prompt="p", written=written)
+    names = ["prompt", "completion", "environment", "completion", "new prompt", "completion"]
+    assert [name for name, _ in found.texts()] == names
+    assert "5 tokens, ended by stop" in found.facts()
+    assert (found.document()["contexts"], found.document()["segments"][3]["context"]) == ([1], True)
 
 
 async def test_long_texts_are_cut_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,7 @@ from streamrl.spec.task import AgentSpec
 from streamrl_workers.agents.endpoint import Endpoint
 from streamrl_workers.agents.program import OUTPUT_BYTES, NoRoomError, Program, Programs
 from streamrl_workers.agents.session import AgentError, AgentSession, AgentSource, KilledError, LostError
-from streamrl_workers.agents.transcript import EditedError, MessageTemplate, Turn
+from streamrl_workers.agents.transcript import EditedError, MessageTemplate, Reading, Turn
 from streamrl_workers.environments.base import Key, StepResult, digest_of, item_seed
 from streamrl_workers.rewards.registry import BadValueError
 
@@ -75,7 +75,7 @@ class Play:
     key: Key
     prompt: str
     turns: Sequence[Turn]
-    observations: Sequence[str]
+    observations: Sequence[Reading]
     """What followed each turn but the last."""
     ended: bool
     """Whether the last turn ended with the model's end token."""
@@ -215,17 +215,19 @@ class AgentHost:
 
     async def _play(self, item: AgentItem, play: Play, *, begun: Begun, apart: bool) -> StepResult:
         session = await self._session(item, play, begun=begun, apart=apart)
-        text = await self._answered(session, play.turns[-1], begun=begun)
+        reading = await self._answered(session, play.turns[-1], begun=begun)
         reward = session.earned()
-        if text is None:
+        if reading is None:
             if player := self._players.get(session):
                 player.program.forget_output()
             self._end(session)
             return StepResult(observation="", reward=reward, done=not session.full)
         session.heard = digest_of([turn.text for turn in play.turns])
         self._keep(self._idle, play.key, session)
-        glue = self._source.template.without_end(text) if play.ended else text
-        return StepResult(observation=glue, reward=reward, done=False)
+        text = reading.text
+        if play.ended and not reading.context:
+            text = self._source.template.without_end(text)
+        return StepResult(observation=text, reward=reward, done=False, context=reading.context)
 
     async def _session(self, item: AgentItem, play: Play, *, begun: Begun, apart: bool) -> AgentSession:
         """One that has heard all turns but the last."""
@@ -251,15 +253,25 @@ class AgentHost:
     async def _replay(self, session: AgentSession, play: Play, *, begun: Begun) -> None:
         for number, (turn, observation) in enumerate(zip(play.turns, play.observations, strict=False), start=1):
             self.replayed += 1
-            text = await self._answered(session, turn, begun=begun)
+            reading = await self._answered(session, turn, begun=begun)
             session.earned()
-            if text is not None and observation in (text, self._source.template.without_end(text)):
+            if reading is not None and self._is_same(reading, observation):
                 continue
             self._end(session)
-            how = "it ended" if text is None else f"it went on otherwise: {_difference(text, observation)}"
+            how = (
+                "it ended"
+                if reading is None
+                else f"it went on otherwise: {_difference(reading.text, observation.text)}"
+            )
             raise EditedError(f"started again, at turn {number} of {len(play.turns)} {how}")
 
-    async def _answered(self, session: AgentSession, turn: Turn, *, begun: Begun) -> str | None:
+    def _is_same(self, reading: Reading, before: Reading) -> bool:
+        """Whether a request has the model read what it read `before`, maybe without the end of its turn."""
+        if reading.context or before.context:
+            return reading == before
+        return before.text in (reading.text, self._source.template.without_end(reading.text))
+
+    async def _answered(self, session: AgentSession, turn: Turn, *, begun: Begun) -> Reading | None:
         """Give the program a turn of the model; what follows it. A session whose program fails has ended."""
         try:
             begun()

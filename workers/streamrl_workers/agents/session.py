@@ -4,7 +4,7 @@ Its program waits in a request until there is a turn for it. What the turn is an
 Owns what is between a program and the model. Does not own the program (`host.py`).
 
 Invariants: one request waits at a time, and each is answered once. A refused request changes nothing. Each wait for a program has
-a limit; a program that waits for the model has none.
+a limit; a program that waits for the model has none. All requests behind the first add at most `maxTurns * maxObservationChars`.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from streamrl_workers.agents.transcript import (
     BadRequestError,
     EditedError,
     MessageTemplate,
+    Reading,
     Transcript,
     Turn,
 )
@@ -74,10 +75,12 @@ class AgentSession:
         """Digest of the newest request that was taken."""
         self._answer: Answer | None = None
         """To it, if there is one."""
-        self._following: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        """Text of the next request; None: the program has ended."""
-        self._ending: asyncio.Future[str | None] | None = None
+        self._following: asyncio.Future[Reading | None] = asyncio.get_running_loop().create_future()
+        """What the next request has the model read; None: the program has ended."""
+        self._ending: asyncio.Future[Reading | None] | None = None
         """The sample's end, where the program said it while a request waited: it follows the turn that was to answer that."""
+        self._left_chars = source.spec.max_turns * source.spec.max_observation_chars
+        """That requests behind the first may add."""
         self._reward = 0.0
         self.key = secrets.token_hex(16)
         self._alive = True
@@ -136,20 +139,34 @@ class AgentSession:
     def _take(self, ask: Ask) -> None:
         if self._following.done():
             raise BadRequestError("this sample has ended", status=GONE)
-        most = self._source.spec.max_observation_chars
+        spec = self._source.spec
         try:
-            text = self._transcript.text_of(ask)
+            reading = self._transcript.reading(ask, branches=spec.branches == "Train")
         except EditedError as error:
             self._following.set_exception(error)
             raise BadRequestError(str(error), code="history_edited") from None
-        if self._transcript.answers and len(text) > most:
-            rule = f"a request adds {len(text)} characters, and maxObservationChars is {most}"
-            raise BadRequestError(rule, param="messages", code="context_length_exceeded")
-        if self._transcript.answers >= self._source.spec.max_turns:
+        if self._transcript.answers:
+            self._check_length(reading)
+        if self._transcript.answers >= spec.max_turns:
             self.full = True
-            raise BadRequestError(f"the sample has had its {self._source.spec.max_turns} turns", code="max_turns")
+            raise BadRequestError(f"the sample has had its {spec.max_turns} turns", code="max_turns")
+        self._left_chars -= len(reading.text) if self._transcript.answers else 0
         self._transcript.accept(ask)
-        self._following.set_result(text)
+        self._following.set_result(reading)
+
+    def _check_length(self, reading: Reading) -> None:
+        """A new context is longer than what a conversation gains, so its bound is what the sample has left."""
+        most, chars = self._source.spec.max_observation_chars, len(reading.text)
+        if chars > most and not reading.context:
+            rule = f"a request adds {chars} characters, and maxObservationChars is {most}"
+        elif chars > self._left_chars:
+            rule = (
+                f"a request has {chars} characters, and {self._left_chars} are left of the sample's: "
+                f"maxObservationChars, {most}, for each of its turns"
+            )
+        else:
+            return
+        raise BadRequestError(rule, param="messages", code="context_length_exceeded")
 
     def _refuse_waiting(self, text: str, *, status: int) -> None:
         if self._waiting is not None and not self._waiting.done():
@@ -180,12 +197,12 @@ class AgentSession:
         self._following = asyncio.get_running_loop().create_future()
         waiting.set_result(self._answer)
 
-    async def follows(self) -> str | None:
-        """Text of the program's next request; None if it has ended well.
+    async def follows(self) -> Reading | None:
+        """What the program's next request has the model read; None if it has ended well.
 
         Raises:
             AgentError: it has ended badly, or does nothing.
-            EditedError: it has asked something else than a continuation.
+            EditedError: it has asked something else than a continuation, and no branch is trained.
         """
         limit_s = self._source.spec.timeout_seconds
         try:
@@ -199,10 +216,10 @@ class AgentSession:
 
     async def first(self) -> str:
         """Text of its first request. Raises as `follows`, also where it ends before."""
-        text = await self.follows()
-        if text is None:
+        reading = await self.follows()
+        if reading is None:
             raise AgentError("bad_value", "ended before it asked for a turn")
-        return text
+        return reading.text
 
     def earned(self) -> float:
         """Reward since the last call."""

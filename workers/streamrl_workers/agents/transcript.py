@@ -3,9 +3,9 @@
 Owns: which requests are understood, whether one continues those before it, the text that it adds, and tool calls in the model's
 text (`<tool_call>{"name": …, "arguments": …}</tool_call>`, as Hermes and Qwen write them). Does not tokenize, does not wait.
 
-Invariant: a request's messages begin with those of the one before and with the answer as it was given. What stands behind follows
-the tokens that were sampled, so nothing that the model wrote is tokenized again. Messages are kept as digests: a session's
-history takes 16 bytes a message.
+Invariant: a request that continues begins with the messages of the one before and with the answer as it was given. What stands
+behind follows the tokens that were sampled, so nothing that the model wrote is tokenized again. Any other request begins a new
+context, of which all is text (docs/decisions/0060-branches.md). Messages are kept as digests: 16 bytes each.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class BadRequestError(ValueError):
 
 
 class EditedError(BadValueError):
-    """A request that does not continue the session's: its sample has failed."""
+    """A request that does not continue what has been."""
 
 
 class MessageTemplate(Protocol):
@@ -96,6 +96,15 @@ class Ask:
     def digest(self) -> bytes:
         """Of what it asks."""
         return _digest([self.kind, self.messages, self.tools, self.prompt])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What the model reads before its next turn."""
+
+    text: str
+    context: bool = False
+    """It is the prompt of a new context: the model sees nothing of what was before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,25 +279,37 @@ class Transcript:
         self._ask: Ask | None = None
         self.answers = 0
 
-    def text_of(self, ask: Ask) -> str:
-        """What the model reads behind what it has read and written. Changes nothing.
+    def reading(self, ask: Ask, *, branches: bool) -> Reading:
+        """What the model reads for a request. Changes nothing.
 
-        At first that is the prompt; later it begins with the end of the model's turn, if a template writes one.
+        At first that is the prompt. Later it stands behind what was read and written, and begins with the end of the model's turn,
+        if a template writes one; where a request continues nothing it is the prompt of a new context, if there may be `branches`.
 
         Raises:
             EditedError: it does not continue what has been.
             BadRequestError: the template refuses it.
         """
         try:
-            return self._added(ask)
+            return self._reading(ask, branches=branches)
         except UserError as error:
             raise BadRequestError(str(error), param="messages") from None
 
-    def _added(self, ask: Ask) -> str:
+    def _reading(self, ask: Ask, *, branches: bool) -> Reading:
         if not self._kind:
-            return ask.prompt if ask.kind == "text" else self._template.conversation(ask.messages, tools=ask.tools)
+            return Reading(text=self._whole(ask))
+        try:
+            return Reading(text=self._added(ask))
+        except EditedError:
+            if not branches:
+                raise
+            return Reading(text=self._whole(ask), context=True)
+
+    def _whole(self, ask: Ask) -> str:
+        return ask.prompt if ask.kind == "text" else self._template.conversation(ask.messages, tools=ask.tools)
+
+    def _added(self, ask: Ask) -> str:
         if ask.kind != self._kind:
-            raise EditedError("it went from chat completions to text completions, or back; a session has one kind")
+            raise EditedError("it went from chat completions to text completions, or back")
         if ask.kind == "text":
             return self._behind(ask.prompt)
         if _digest(ask.tools) != self._tools:

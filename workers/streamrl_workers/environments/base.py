@@ -46,6 +46,8 @@ class StepResult:
     """What the model reads before its next turn; without meaning where `done`."""
     reward: float
     done: bool
+    context: bool = False
+    """The observation is the prompt of a new context (an agent's): the model sees nothing of what was before."""
 
 
 def checked(value: object) -> StepResult:

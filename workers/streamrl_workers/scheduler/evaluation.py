@@ -145,11 +145,18 @@ class Evaluator:
     def fits(self, generator: Generator) -> bool:
         """Whether the generator's memory has room for the next sample."""
         assert self.version is not None
-        index, _ = self._waiting[0]
-        return generator.kv.fits(group_number(self.version[1], index), self._size(index, tokens=0))
+        index, _ = key = self._waiting[0]
+        return generator.kv.fits(group_number(self.version[1], index), self._size(key))
 
-    def _size(self, index: int, *, tokens: int) -> KvSize:
-        return self._kv.size(self._prompts[index], prompt_tokens=None, tokens=tokens, context=0)
+    def _size(self, key: _Answer) -> KvSize:
+        sample = self._samples.get(key) or Sample(key[1])
+        return self._kv.size(
+            self._prompts[key[0]],
+            prompt_tokens=None,
+            tokens=sample.held_tokens,
+            context=sample.held_context,
+            coming=sample.coming_prompt,
+        )
 
     def issue(self, generator: Generator) -> int:
         """The next sample goes to the generator. Returns the bytes of its prompt, about."""
@@ -157,14 +164,14 @@ class Evaluator:
         index, answer = key = self._waiting.popleft()
         number = group_number(self.version[1], index)
         sample = self._samples.setdefault(key, Sample.new(answer, max_turns=self._settings.max_turns))
-        size = self._size(index, tokens=len(sample.tokens) >> 2)
+        size = self._size(key)
         lease = self._fleet.lend(generator, group_id=number, sample_index=answer, size=size, evaluation=True)
         sampling = self._settings.sampling if answer else self._greedy
         job_seed = self._settings.seed
         prompt = self._prompts[index]
         request = sample.request(lease, prompt=prompt, sampling=sampling, job_seed=job_seed, pinned=True)
         self._outbox.issue(generator.generator_id, request)
-        return len(prompt)
+        return len(request.prompt)
 
     def progress(self, lease: Lease, item: pb.Progress) -> None:
         """Tokens, and perhaps the end, of one sample."""
@@ -185,7 +192,7 @@ class Evaluator:
             prompt = self._prompts[key[0]]
             self._outbox.add(sample.ended(item, lease, split="held_out", prompt_index=key[0], prompt=prompt))
         else:
-            self._fleet.resize(lease, self._size(key[0], tokens=len(sample.tokens) >> 2))
+            self._fleet.resize(lease, self._size(key))
 
     def _refuse(self, lease: Lease, key: _Answer) -> None:
         """What came is not believed: it is made again, but not for ever."""
@@ -264,7 +271,7 @@ class Evaluator:
             sampled_reward=_mean([reward for (_, answer), reward in scored.items() if answer > 0]),
             prompts=self._settings.evaluation_prompts,
             failed=self._settings.evaluation_prompts - len(greedy),
-            mean_tokens=_mean([len(self._samples[key].tokens) >> 2 if key in self._samples else 0 for key in ended])
+            mean_tokens=_mean([self._samples[key].completion_tokens if key in self._samples else 0 for key in ended])
             or 0.0,
         )
         self._writing = True

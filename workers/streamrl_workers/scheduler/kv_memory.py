@@ -3,6 +3,7 @@
 A sample counts as its prompt and the larger of two: what three of four completions of the run do not exceed (a quarter of
 maxTokens before the first), and an eighth more than it has; never more than maxTokens allow. An engine that shares prompts
 holds a group's prompt once. The tokens of a prompt that no generator has tokenized are guessed from its characters, first one each.
+The prompt of a later context of a sample counts with its completion; the group's, which it no longer needs, stays counted.
 
 Owns estimates and the book of a generator. Does not own who gets what (`assignment.py`), nor what an engine refuses.
 
@@ -85,11 +86,18 @@ class KvEstimate:
         self._chars += len(prompt)
         self._tokens += tokens
 
-    def size(self, prompt: str, *, prompt_tokens: int | None, tokens: int, context: int) -> KvSize:
-        """Of a sample with so many tokens so far, of which `context` are earlier turns; `prompt_tokens` None: not known."""
+    def size(self, prompt: str, *, prompt_tokens: int | None, tokens: int, context: int, coming: str = "") -> KvSize:
+        """Of a sample with so many tokens so far, of which `context` are earlier turns; `prompt_tokens` None: not known.
+
+        `coming`: the prompt of a later context, which has no tokens yet.
+        """
         if prompt_tokens is None:
-            prompt_tokens = -(-len(prompt) * self._tokens // self._chars) if self._chars else len(prompt)
+            prompt_tokens = self._guess(prompt)
+        tokens, context = tokens + self._guess(coming), context + self._guess(coming)
         completions = self._lengths.completions
         typical = completions.at(_TYPICAL_PLACE) if len(completions) else self._max_tokens * _TYPICAL_SHARE
         most = max(tokens, context + self._max_tokens)
         return KvSize(prompt_tokens, min(max(int(typical), tokens + tokens // _GROWTH + 1), most))
+
+    def _guess(self, text: str) -> int:
+        return -(-len(text) * self._tokens // self._chars) if self._chars else len(text)

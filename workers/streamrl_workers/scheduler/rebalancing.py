@@ -210,13 +210,12 @@ class Rebalancer:
         tokens = self._tokens(lease)
         first = lease.group_id + lease.sample_index
         levels = [((first + draw) % DRAWS + 0.5) / DRAWS for draw in range(DRAWS)]
-        prompt = self._groups[lease.group_id].samples[lease.sample_index].prompt_tokens
         left = partial(tokens_left, self._lengths.completions, tokens, share=share, most=self._most_tokens)
         return RunningSample(
             lease=lease.number,
             expected_tokens=left(0.5),
             left_tokens=tuple(map(left, levels)),
-            prefix_tokens=tokens + (len(prompt) >> 2),
+            prefix_tokens=self._groups[lease.group_id].samples[lease.sample_index].read_tokens,
         )
 
     def _share(self, group_id: int) -> float | None:
@@ -224,12 +223,12 @@ class Rebalancer:
         if not self._lengths.trusted:
             return None
         group = self._groups[group_id]
-        finished = [len(sample.tokens) >> 2 for sample in group.samples if sample.finish_reason]
+        finished = [sample.completion_tokens for sample in group.samples if sample.finish_reason]
         predicted = self._lengths.predict(group.prompt_key, siblings=finished)
         return None if predicted.source == "Nothing" else predicted.share
 
     def _tokens(self, lease: Lease) -> int:
-        return len(self._groups[lease.group_id].samples[lease.sample_index].tokens) >> 2
+        return self._groups[lease.group_id].samples[lease.sample_index].completion_tokens
 
 
 # ---- inside

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.segments import completion_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +140,7 @@ def stats_of_stored(trajectories: Iterable[bytes]) -> SampleStats:
 
 
 def _stats_of_one(sample: pb.Sample) -> SampleStats:
-    has_reward, tokens = sample.HasField("reward"), len(sample.tokens) >> 2
+    has_reward, tokens = sample.HasField("reward"), completion_tokens(sample)
     return SampleStats(
         samples=1,
         reward_sum=sample.reward if has_reward else 0.0,

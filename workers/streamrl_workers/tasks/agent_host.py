@@ -12,7 +12,7 @@ from typing import Any
 
 from streamrl_workers.agents.host import AgentHost, AgentItem, Play
 from streamrl_workers.agents.session import AgentError
-from streamrl_workers.agents.transcript import Turn
+from streamrl_workers.agents.transcript import Reading, Turn
 from streamrl_workers.process import framing
 from streamrl_workers.tasks import protocol
 from streamrl_workers.tasks.dataset import TaskDataset
@@ -86,7 +86,7 @@ async def _row(
         case PlayTurn():
             item = item_of(request.split, request.prompt_index)
             result = await host.play(item, _play(dataset, request), begun=begun)
-            return [result.observation, result.reward, result.done]
+            return [result.observation, result.reward, result.done, result.context]
     raise AssertionError("the agent host makes prompts and answers turns")
 
 
@@ -108,6 +108,8 @@ def _play(dataset: TaskDataset, request: PlayTurn) -> Play:
         key=(request.group_id, request.sample_index),
         prompt=request.prompt,
         turns=turns,
-        observations=request.observations,
+        observations=[
+            Reading(text=text, context=place in request.contexts) for place, text in enumerate(request.observations)
+        ],
         ended=dataset.chat is not None and dataset.chat.ends_turn(request.last_token),
     )

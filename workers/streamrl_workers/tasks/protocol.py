@@ -5,7 +5,7 @@
   pool ──▶ worker           a request of `values.py`: [name of its type, its fields]
   fork server ──▶ pool      once {"ready": {"held_out_size"}} | {"user_error": parts}; {"exited", "code"} for each process that ended
   worker ──▶ pool           a stage that it enters (a number), any number of times, `first_stage` untold; then one row:
-                            [text] | [values, body] | [observation, reward, done] | {"kind", "error"}
+                            [text] | [values, body] | [observation, reward, done, context] | {"kind", "error"}
   pool ──▶ endpoint client  [number, body] of a sample that endpoints score
   endpoint client ──▶ pool  [number, values] | [number, {"kind", "error"}]
   pool ──▶ agent host       [number, request] of one prompt or turn
@@ -75,7 +75,7 @@ def check_exit(notice: Any) -> tuple[int, int]:  # noqa: ANN401 - JSON
     raise ForeignBytesError("a message names no process that ended")
 
 
-_FOR_AGENTS = frozenset({"prompt", "observations", "finish_reasons", "token_counts"})
+_FOR_AGENTS = frozenset({"prompt", "observations", "contexts", "finish_reasons", "token_counts"})
 """Fields that an environment has no use for."""
 
 
@@ -125,8 +125,9 @@ def check_row(request: Request, row: Any, *, rewards: Sequence[Reward]) -> None:
                 and all(value is None if ask else is_finite(value) for ask, value in zip(asked, values, strict=True))
             ):
                 return
-        case [str(text), reward, bool()] if isinstance(request, PlayTurn) and _is_text(text) and is_finite(reward):
-            return
+        case [str(text), reward, bool(), bool(context)] if isinstance(request, PlayTurn) and is_finite(reward):
+            if _is_text(text) and not (context and len(text.encode()) > PROMPT_BYTES):
+                return
     raise ForeignBytesError("a message is no answer to what was asked")
 
 
@@ -135,7 +136,8 @@ def agent_row(request: Request, row: Any) -> Any:  # noqa: ANN401 - JSON
     try:
         check_row(request, row, rewards=())
     except ForeignBytesError:
-        return failure("bad_value", "agent: what it made is no answer: a text in UTF-8, and a finite reward")
+        rule = f"a text in UTF-8, at most {PROMPT_BYTES} bytes where it begins a context, and a finite reward"
+        return failure("bad_value", f"agent: what it made is no answer: {rule}")
     return row
 
 
@@ -182,5 +184,5 @@ def _turn_answer(request: PlayTurn, row: Any) -> TurnAnswer:  # noqa: ANN401
     answer = TurnAnswer(group_id=request.group_id, sample_index=request.sample_index, lease=request.lease)
     if isinstance(row, dict):
         return replace(answer, **row)
-    observation, reward, done = row
-    return replace(answer, observation=observation, reward=reward, done=done)
+    observation, reward, done, context = row
+    return replace(answer, observation=observation, reward=reward, done=done, context=context)

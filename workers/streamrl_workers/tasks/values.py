@@ -77,6 +77,8 @@ class PlayTurn:
     """Text of the sample's prompt. This and what follows is for agents alone."""
     observations: tuple[str, ...] = ()
     """Text that followed each turn but the last."""
+    contexts: tuple[int, ...] = ()
+    """Places of those that are the prompt of a new context."""
     finish_reasons: tuple[str, ...] = ()
     """Of each turn: `stop` or `length`."""
     token_counts: tuple[tuple[int, int], ...] = ()
@@ -92,6 +94,8 @@ class TurnAnswer:
     lease: int
     observation: str = ""
     """Text that follows the turn, the chat template's part included."""
+    context: bool = False
+    """That text is the prompt of a new context: the model sees nothing of what was before."""
     reward: float = 0.0
     done: bool = False
     error: str = ""

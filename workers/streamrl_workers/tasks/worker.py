@@ -122,7 +122,7 @@ class Scoring:
         if chat is not None and not answer.done:
             self._enter(MAKING_ITEM)
             text = chat.observation(text, ended=chat.ends_turn(request.last_token))
-        return [text, float(answer.reward), bool(answer.done)]
+        return [text, float(answer.reward), bool(answer.done), False]
 
     def _make_item(self, split: Split, index: int) -> Item:
         self._enter(MAKING_ITEM)

@@ -14,6 +14,7 @@ from streamrl_workers.agents.transcript import (
     EditedError,
     MessageTemplate,
     PlainTemplate,
+    Reading,
     Transcript,
     Turn,
     call_json,
@@ -44,19 +45,23 @@ def said(answer: Answer) -> dict[str, Any]:
 
 
 class Talk:
-    """A session: what the model has read and written so far is `text`."""
+    """A session: what the model has read and written so far, in the newest context, is `text`."""
 
     def __init__(self, template: MessageTemplate, **options: Any) -> None:
         self.transcript = Transcript(template, **options)
         self.text = ""
 
     def ask(self, body: bytes) -> str:
-        """What the request adds."""
+        """What the request adds. Raises `EditedError` where it continues nothing."""
+        return self.branch(body, branches=False).text
+
+    def branch(self, body: bytes, *, branches: bool = True) -> Reading:
+        """What the request has the model read."""
         ask = parse_chat(body) if b'"messages"' in body else parse_text(body)
-        added = self.transcript.text_of(ask)
+        reading = self.transcript.reading(ask, branches=branches)
         self.transcript.accept(ask)
-        self.text += added
-        return added
+        self.text = reading.text if reading.context else self.text + reading.text
+        return reading
 
     def say(self, text: str, *, reason: str = "stop") -> Answer:
         """The model's turn: no end token stands behind it."""
@@ -144,18 +149,19 @@ def test_an_answer_may_be_sent_back_in_any_form(same: dict[str, Any]) -> None:
     assert CHATML.without_end(added) == added.removeprefix("<|im_end|>")
 
 
-@pytest.mark.parametrize(
-    ("body", "text"),
-    [
-        (chat(user("2+2")), "it has 1 messages, and there have been 2"),
-        (chat(user("2+3"), {"role": "assistant", "content": "four"}), "messages[0] is another than before"),
-        (chat(user("2+2"), {"role": "assistant", "content": "five"}), "messages[1] is another than before"),
-        (chat(user("2+2"), user("four")), "messages[1] is another than before"),
-        (chat({"role": "system", "content": "s"}, user("2+2")), "messages[0] is another than before"),
-        (chat(user("2+2"), {"role": "assistant", "content": "four"}, tools=[TOOL]), "its tools are others"),
-        (json.dumps({"prompt": "2+2"}).encode(), "a session has one kind"),
-    ],
-)
+FOUR = {"role": "assistant", "content": "four"}
+EDITS = [
+    (chat(user("2+2")), "it has 1 messages, and there have been 2"),
+    (chat(user("2+3"), FOUR), "messages[0] is another than before"),
+    (chat(user("2+2"), {"role": "assistant", "content": "five"}), "messages[1] is another than before"),
+    (chat(user("2+2"), user("four")), "messages[1] is another than before"),
+    (chat({"role": "system", "content": "s"}, user("2+2"), FOUR), "messages[0] is another than before"),
+    (chat(user("2+2"), FOUR, tools=[TOOL]), "its tools are others"),
+    (json.dumps({"prompt": "2+2"}).encode(), "it went from chat completions to text completions"),
+]
+
+
+@pytest.mark.parametrize(("body", "text"), EDITS)
 def test_an_edited_history_is_no_continuation(body: bytes, text: str) -> None:
     talk = Talk(CHATML)
     talk.ask(chat(user("2+2")))
@@ -163,7 +169,43 @@ def test_an_edited_history_is_no_continuation(body: bytes, text: str) -> None:
     with pytest.raises(EditedError) as caught:
         talk.ask(body)
     assert text in str(caught.value)
-    assert talk.ask(chat(user("2+2"), {"role": "assistant", "content": "four"}, user("x"))), "nothing has changed"
+    assert talk.ask(chat(user("2+2"), FOUR, user("x"))), "nothing has changed"
+
+
+@pytest.mark.parametrize(("body", "text"), EDITS)
+def test_an_edited_history_is_read_as_one_that_begins(body: bytes, text: str) -> None:
+    del text
+    talk = Talk(CHATML)
+    first = chat(user("2+2"))
+    talk.ask(first)
+    talk.say("four")
+    assert talk.branch(body) == Reading(text=Talk(CHATML).ask(body), context=True)
+    answer = talk.say("five")
+    back = talk.branch(chat(user("2+2"), FOUR, user("x")))
+    assert back.context, "of what was before the newest context nothing goes on"
+    assert "five" not in back.text
+    assert answer.number == 2
+
+
+def test_a_context_goes_on_as_the_first_did() -> None:
+    talk = Talk(CHATML)
+    talk.ask(chat(user("2+2")))
+    talk.say("four")
+    begun = [user("of four"), user("and five")]
+    talk.branch(chat(*begun, tools=[TOOL]))
+    answer = talk.say(CALL)
+    assert answer.tool_calls, "its tools are its own"
+    added = talk.ask(chat(*begun, said(answer), user("no"), tools=[TOOL]))
+    assert added == "<|im_end|>\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_refused_context_changes_nothing() -> None:
+    talk = Talk(PlainTemplate())
+    talk.ask(chat(user("a")))
+    talk.say("b")
+    with pytest.raises(BadRequestError, match=r"tools need task.chat"):
+        talk.branch(chat(user("c"), tools=[TOOL]))
+    assert not talk.branch(chat(user("a"), {"role": "assistant", "content": "b"}, user("c"))).context
 
 
 def test_a_text_goes_on_behind_the_answer_and_its_stop_string() -> None:
@@ -271,3 +313,25 @@ def test_a_text_that_grows_is_the_sum_of_what_was_added(parts: list[tuple[str, s
         whole += own + added
         assert talk.ask(json.dumps({"prompt": whole}).encode()) == added
     assert talk.text == whole
+
+
+@given(
+    turns=st.lists(st.tuples(texts, texts, st.sampled_from(["go on", "drop", "replace", "again"])), max_size=6),
+    first=texts,
+)
+def test_each_context_is_a_conversation_of_its_own(turns: list[Any], first: str) -> None:
+    """However a history is edited: what the model has read and written is what the same session alone has, from its first request on."""
+    talk, alone, history = Talk(CHATML), Talk(CHATML), [user(first)]
+    talk.ask(chat(*history))
+    alone.ask(chat(*history))
+    for said_text, new, edit in turns:
+        answer = talk.say(said_text)
+        assert alone.say(said_text).content == answer.content
+        known = [*history, said(answer)]
+        edits = {"drop": known[1:], "replace": [user(new), *known[1:]], "again": [user(new)]}
+        history = [*edits.get(edit, known), user(new)]
+        edited = history[: len(known)] != known
+        alone = Talk(CHATML) if edited else alone
+        reading = talk.branch(chat(*history))
+        assert reading == Reading(text=alone.ask(chat(*history)), context=edited)
+        assert talk.text == alone.text

@@ -124,11 +124,18 @@ class CoreMachine(RuleBasedStateMachine):
         self.world.score(fail=fail)
 
     @precondition(lambda self: self.world.turns)
-    @rule(done=st.booleans(), fail=st.booleans(), late=st.booleans(), observation=st.sampled_from(["", "o", "ooo"]))
-    def turn(self, done: bool, fail: bool, late: bool, observation: str) -> None:
+    @rule(
+        done=st.booleans(),
+        fail=st.booleans(),
+        late=st.booleans(),
+        observation=st.sampled_from(["", "o", "ooo"]),
+        context=st.booleans(),
+    )
+    def turn(self, done: bool, fail: bool, late: bool, observation: str, context: bool) -> None:
         fail = fail and self.failures < FAILURES
         self.failures += fail
-        self.world.answer_turn(done=done, error="it hung" if fail else "", late=late, observation=observation)
+        error = "it hung" if fail else ""
+        self.world.answer_turn(done=done, error=error, late=late, observation=observation, context=context)
 
     # ---- generators
 

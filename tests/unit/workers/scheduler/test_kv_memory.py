@@ -50,6 +50,8 @@ def test_what_a_sample_counts_as():
         lengths.completions.add(tokens)
     assert of(0).completion == 55
     assert estimate.size("x", prompt_tokens=5, tokens=0, context=0).prompt == 5
+    coming = estimate.size("x", prompt_tokens=5, tokens=0, context=0, coming="z" * 300)
+    assert coming == (5, 113), "a later context's prompt counts with what is behind it"
 
 
 def test_a_generator_gets_what_fits_and_the_rest_when_one_ends():

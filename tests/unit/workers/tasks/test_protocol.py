@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from streamrl_workers.stream.messages import PROMPT_BYTES
 from streamrl_workers.tasks.protocol import agent_row
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request
 
@@ -13,7 +14,14 @@ TURN = PlayTurn(group_id=0, sample_index=0, lease=0, split="train", prompt_index
 
 @pytest.mark.parametrize(
     ("request_", "row"),
-    [(PROMPT, ["\ud800"]), (PROMPT, 7), (TURN, ["", float("inf"), True]), (TURN, ["\ud800", 0.0, False])],
+    [
+        (PROMPT, ["\ud800"]),
+        (PROMPT, 7),
+        (TURN, ["", 0.0, True]),
+        (TURN, ["", float("inf"), True, False]),
+        (TURN, ["\ud800", 0.0, False, False]),
+        (TURN, ["ü" * (PROMPT_BYTES // 2 + 1), 0.0, False, True]),
+    ],
 )
 def test_an_answer_that_does_not_fit_fails_its_item_alone(request_: Request, row: Any) -> None:
     assert agent_row(request_, row)["kind"] == "bad_value"
@@ -21,4 +29,5 @@ def test_an_answer_that_does_not_fit_fails_its_item_alone(request_: Request, row
 
 def test_an_answer_that_fits_is_taken_as_it_is() -> None:
     assert agent_row(PROMPT, ["p"]) == ["p"]
-    assert agent_row(TURN, ["", 1.0, True]) == ["", 1.0, True]
+    for row in (["", 1.0, True, False], ["ü" * (PROMPT_BYTES // 2), 0.0, False, True]):
+        assert agent_row(TURN, row) == row

@@ -1,6 +1,6 @@
 """Each rule's loss and gradient on a real model against plain loops over tokens, written from the papers alone.
 
-The loops run one sequence at a time, without padding, on a float64 copy of the model; they share no code with the rules.
+The loops run one conversation at a time, without padding, on a float64 copy of the model; they share no code with the rules.
 """
 
 import math
@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.packing import pack_float32, pack_int32, unpack_float32, unpack_int32
+from streamrl_workers.stream.packing import unpack_float32, unpack_int32
 from streamrl_workers.trainer.engines.packing import pack, pack_sample
-from support.tiny_trainer import REFERENCE_SEED, VOCABULARY, engine_on, tiny_critic, tiny_model, tiny_worker
-from support.trainer_groups import make_group, trainer_spec
+from support.tiny_trainer import REFERENCE_SEED, engine_on, tiny_critic, tiny_model, tiny_worker
+from support.trainer_groups import branched, make_group, multi_turn, trainer_spec
 
 MAX_TOKENS = 64
 TEMPERATURE = 0.8
@@ -28,45 +28,14 @@ def _one_thread():
     torch.set_num_threads(1)
 
 
-def multi_turn(group_id: int, rewards: list[float | None]) -> pb.Group:
-    """ModelTurn, observation, turn, (for odd samples) observation at the end; tokens of two versions."""
-    rng = random.Random(f"turns/{group_id}")
-    trajectories = []
-    for index, reward in enumerate(rewards):
-        sizes = [(rng.randint(1, 6), False), (rng.randint(1, 4), True), (rng.randint(1, 6), False)]
-        sizes += [(2, True)] if index % 2 else []
-        total = sum(tokens for tokens, _ in sizes)
-        logprobs = [0.0 if observation else rng.uniform(-5, -1) for tokens, observation in sizes for _ in range(tokens)]
-        turns = [
-            pb.Segment(tokens=tokens, observation=observation, reward=None if observation else rng.uniform(-0.5, 0.5))
-            for tokens, observation in sizes
-        ]
-        trajectories.append(
-            pb.Sample(
-                group_id=group_id,
-                sample_index=index,
-                prompt_tokens=pack_int32([1, 2, 3]),
-                tokens=pack_int32([rng.randrange(VOCABULARY) for _ in range(total)]),
-                logprobs=pack_float32(logprobs),
-                spans=[
-                    pb.VersionSpan(tokens=1, step=0, attempt=1),
-                    pb.VersionSpan(tokens=total - 1, step=1, attempt=1),
-                ],
-                segments=turns,
-                finish_reason="stop",
-                reward=reward,
-            )
-        )
-    return pb.Group(group_id=group_id, step=1, samples=trajectories)
-
-
 def groups() -> list[pb.Group]:
-    """Stale and fresh, with and without rewards, with turns, with nothing to learn."""
+    """Stale and fresh, with and without rewards, with turns, with several contexts, with nothing to learn."""
     return [
         make_group(1, step=0),
         make_group(2, step=1, rewards=[1.0, None, 0.0]),
         make_group(3, step=1, rewards=[1.0, 1.0, 1.0]),
         multi_turn(4, [0.3, 1.2, None, 0.0]),
+        branched(7, [0.1, None, 0.8, 0.4]),
         make_group(5, step=0, rewards=[0.2, 0.9]),
         make_group(6, rewards=[None, None]),
     ]
@@ -86,18 +55,24 @@ class Seen:
     reference: list[float]
     values: list[torch.Tensor]
     ends: dict[int, float]  # token at which a turn ends -> the turn's reward
+    contexts: list[tuple[int, int]]  # first and last + 1 of the tokens of each conversation
     longest: int = 0
 
 
+def conversations(trajectory: pb.Sample) -> list[tuple[list[int], list[pb.Segment], int]]:
+    """Each by itself: its prompt, the segments behind it, where these begin among the sample's tokens."""
+    tokens, place = list(unpack_int32(trajectory.tokens)), 0
+    found: list[tuple[list[int], list[pb.Segment], int]] = [(list(unpack_int32(trajectory.prompt_tokens)), [], 0)]
+    for segment in trajectory.segments or [pb.Segment(tokens=len(tokens))]:
+        if segment.context:
+            found.append((tokens[place : place + segment.tokens], [], place + segment.tokens))
+        else:
+            found[-1][1].append(segment)
+        place += segment.tokens
+    return found
+
+
 def look(trajectory: pb.Sample, models: dict[str, torch.nn.Module]) -> Seen:
-    prompt, tokens = list(unpack_int32(trajectory.prompt_tokens)), list(unpack_int32(trajectory.tokens))
-    inputs = torch.tensor([prompt + tokens])
-    policy = torch.log_softmax(models["policy"](input_ids=inputs).logits[0] / TEMPERATURE, -1)
-    with torch.no_grad():
-        reference = torch.log_softmax(models["reference"](input_ids=inputs).logits[0] / TEMPERATURE, -1)
-    critic = models["critic"]
-    values = critic.head(critic.body(input_ids=inputs).last_hidden_state)[0, :, 0]
-    behaviour = unpack_float32(trajectory.logprobs)
     seen = Seen(
         group=trajectory.group_id,
         reward=trajectory.reward,
@@ -106,9 +81,29 @@ def look(trajectory: pb.Sample, models: dict[str, torch.nn.Module]) -> Seen:
         reference=[],
         values=[],
         ends={},
+        contexts=[],
     )
+    for prompt, segments, begin in conversations(trajectory):
+        first = len(seen.policy)
+        listen(seen, prompt, segments, trajectory, begin, models)
+        seen.contexts.append((first, len(seen.policy)))
+    return seen
+
+
+def listen(
+    seen: Seen, prompt: list[int], segments: list[pb.Segment], trajectory: pb.Sample, begin: int, models
+) -> None:
+    """Add a conversation, as the models see it when there is nothing else."""
+    tokens = list(unpack_int32(trajectory.tokens))[begin : begin + sum(segment.tokens for segment in segments)]
+    behaviour = unpack_float32(trajectory.logprobs)[begin:]
+    inputs = torch.tensor([prompt + tokens])
+    policy = torch.log_softmax(models["policy"](input_ids=inputs).logits[0] / TEMPERATURE, -1)
+    with torch.no_grad():
+        reference = torch.log_softmax(models["reference"](input_ids=inputs).logits[0] / TEMPERATURE, -1)
+    critic = models["critic"]
+    values = critic.head(critic.body(input_ids=inputs).last_hidden_state)[0, :, 0]
     place = 0
-    for segment in trajectory.segments or [pb.Segment(tokens=len(tokens))]:
+    for segment in segments:
         for _ in range(segment.tokens):
             if not segment.observation:
                 row = len(prompt) + place - 1
@@ -120,7 +115,6 @@ def look(trajectory: pb.Sample, models: dict[str, torch.nn.Module]) -> Seen:
         if not segment.observation:
             seen.longest = max(seen.longest, segment.tokens)
             seen.ends[len(seen.policy) - 1] = segment.reward
-    return seen
 
 
 def bounded(ratio: torch.Tensor, advantage: float, low: float, high: float, cap: float) -> torch.Tensor:
@@ -145,12 +139,15 @@ def surrogate(policy, behaviour, proximal, advantage, case: "Case", whole: float
     return -weight * bounded(torch.exp(policy - proximal), advantage, low, high, math.inf)
 
 
-def ratio_of(policy: list[torch.Tensor], behaviour: list[float]) -> float:
-    """Of a whole sequence, token by token."""
-    ratio = 1.0
-    for p, b in zip(policy, behaviour, strict=True):
-        ratio *= math.exp(p.item() - b)
-    return ratio
+def ratios_of(s: Seen) -> list[float]:
+    """For each token that of the whole conversation which it is of."""
+    found: list[float] = []
+    for begin, end in s.contexts:
+        ratio = 1.0
+        for p, b in zip(s.policy[begin:end], s.behaviour[begin:end], strict=True):
+            ratio *= math.exp(p.item() - b)
+        found += [ratio] * (end - begin)
+    return found
 
 
 def estimate(kind: str, policy: torch.Tensor, reference: float) -> torch.Tensor:
@@ -267,14 +264,14 @@ def expected_group_loss(case: Case, seen: list[Seen], samples: int) -> torch.Ten
     sums: list[torch.Tensor] = []
     for s, advantage in zip(seen, advantages, strict=True):
         total = torch.zeros((), dtype=torch.float64)
-        whole = ratio_of(s.policy, s.behaviour)
-        if case.rule == "gspo":
-            n = len(s.policy)
-            policy, behaviour = sum(s.policy) / n, sum(s.behaviour) / n
-            total = total + n * surrogate(policy, behaviour, policy.item(), advantage, case, whole)
+        whole = ratios_of(s)
+        for begin, end in s.contexts if case.rule == "gspo" else ():
+            n = end - begin
+            policy, behaviour = sum(s.policy[begin:end]) / n, sum(s.behaviour[begin:end]) / n
+            total = total + n * surrogate(policy, behaviour, policy.item(), advantage, case, whole[begin])
         for token, policy in enumerate(s.policy):
             if case.rule != "gspo":
-                total = total + surrogate(policy, s.behaviour[token], policy.item(), advantage, case, whole)
+                total = total + surrogate(policy, s.behaviour[token], policy.item(), advantage, case, whole[token])
             if case.kl:
                 total = total + case.kl["coefficient"] * estimate(case.kl["estimator"], policy, s.reference[token])
         sums.append(total)
@@ -309,7 +306,7 @@ def expected_batch_losses(case: Case, seen: list[Seen]) -> tuple[torch.Tensor, t
     mean = sum(raw) / len(raw)
     deviation = math.sqrt(sum((a - mean) ** 2 for a in raw) / len(raw))
     advantages = [(a - mean) / (deviation + 1e-8) for a in raw]
-    tokens = [(p, b, ratio_of(s.policy, s.behaviour)) for s in seen for p, b in zip(s.policy, s.behaviour, strict=True)]
+    tokens = [token for s in seen for token in zip(s.policy, s.behaviour, ratios_of(s), strict=True)]
     losses = [surrogate(p, b, p.item(), a, case, whole) for (p, b, whole), a in zip(tokens, advantages, strict=True)]
     values = [v for s in seen for v in s.values]
     errors = [(v - g) ** 2 / 2 for v, g in zip(values, targets, strict=False)]
@@ -412,7 +409,7 @@ def test_an_update_behind_the_first_equals_the_loops(case):
     models, rng = float64_models(), random.Random(3)
     samples, total, errors = [], torch.zeros(()), torch.zeros(())
     for trajectory in (t for group in groups() for t in group.samples if t.HasField("reward")):
-        seen, sample = look(trajectory, models), pack_sample(trajectory, step=1, attempt=1)
+        seen = look(trajectory, models)
         n = len(seen.policy)
         advantages, targets, moves = ([rng.uniform(-1, 1) for _ in range(n)] for _ in range(3))
         starts = [value.item() + move for value, move in zip(seen.values, moves, strict=True)]
@@ -424,15 +421,16 @@ def test_an_update_behind_the_first_equals_the_loops(case):
                 clip, value = case.algorithm["critic"]["valueClip"], seen.values[t]
                 near = value if abs(value.item() - starts[t]) <= clip else starts[t] + math.copysign(clip, -moves[t])
                 errors = errors + max((value - targets[t]) ** 2, (near - targets[t]) ** 2) / 2
-        samples.append(
+        samples += [
             replace(
-                sample,
-                proximal_N=array("f", seen.reference),
-                advantages_N=array("d", advantages),
-                values_N=array("f", starts),
-                returns_N=array("d", targets),
+                context,
+                proximal_N=array("f", seen.reference[begin:end]),
+                advantages_N=array("d", advantages[begin:end]),
+                values_N=array("f", starts[begin:end]),
+                returns_N=array("d", targets[begin:end]),
             )
-        )
+            for context, (begin, end) in zip(pack_sample(trajectory, step=1, attempt=1), seen.contexts, strict=True)
+        ]
     torch.autograd.backward([total, errors] if case.rule == "ppo" else [total])
     worker = tiny_worker(spec_of(case))
     for batch in pack(samples, budget_tokens=100):

@@ -75,7 +75,7 @@ def _model(architecture: str, *, adapters: bool = False) -> PreTrainedModel:
 
 
 def _batch() -> MicroBatch:
-    samples = [pack_sample(t, step=0, attempt=1, advantage=1.0) for t in make_group(1).samples]
+    samples = [one for t in make_group(1).samples for one in pack_sample(t, step=0, attempt=1, advantage=1.0)]
     batch = make_batch(samples, aggregation="TokenMean", device=CPU)
     assert len(batch.targets_N) > 3 * CHUNK_TOKENS
     return batch

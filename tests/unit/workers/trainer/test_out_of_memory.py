@@ -28,7 +28,7 @@ def _one_thread() -> None:
 
 
 def _samples(group: int) -> list[PackedSample]:
-    return [pack_sample(t, step=0, attempt=1, advantage=0.5) for t in make_group(group).samples]
+    return [one for t in make_group(group).samples for one in pack_sample(t, step=0, attempt=1, advantage=0.5)]
 
 
 def _narrow(spec: RLJobSpec, *, rows: int, error: type[Exception] = torch.OutOfMemoryError) -> RankWorker:

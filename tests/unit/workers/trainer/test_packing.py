@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamrl_workers.stream.packing import unpack_float32, unpack_int32
 from streamrl_workers.trainer.engines.packing import (
     PADDING_TOKENS,
     PackedSample,
@@ -16,7 +17,7 @@ from streamrl_workers.trainer.engines.packing import (
     pack_sample,
     rounds,
 )
-from support.trainer_groups import make_group
+from support.trainer_groups import branched, make_group
 
 
 def _sample(prompt_tokens: int, completion_tokens: int, *, mark: int) -> PackedSample:
@@ -68,9 +69,8 @@ def test_a_micro_step_waits_for_the_budget_and_for_a_quarter_when_idle():
 
 def test_a_sample_knows_whether_it_is_of_the_trained_version():
     trajectory = make_group(0, step=3).samples[0]
-    assert pack_sample(trajectory, advantage=1.0, step=3, attempt=1).version_lag == 0
-    assert pack_sample(trajectory, advantage=1.0, step=4, attempt=1).version_lag == 1
-    assert pack_sample(trajectory, advantage=1.0, step=3, attempt=2).version_lag == 1
+    found = [pack_sample(trajectory, step=step, attempt=attempt) for step, attempt in ((3, 1), (4, 1), (3, 2))]
+    assert [sample.version_lag for (sample,) in found] == [0, 1, 1]
 
 
 @given(count=st.integers(0, 9), ranks=st.integers(1, 4))
@@ -112,8 +112,31 @@ def test_observations_are_seen_but_not_trained():
     total = len(trajectory.tokens) // 4
     for tokens, observation in ((2, False), (total - 4, True), (1, False), (1, True)):
         trajectory.segments.add(tokens=tokens, observation=observation)
-    sample = pack_sample(trajectory, advantage=1.0, step=0, attempt=1)
+    (sample,) = pack_sample(trajectory, advantage=1.0, step=0, attempt=1)
     prompt = len(trajectory.prompt_tokens) // 4
     assert list(sample.places_N) == [prompt, prompt + 1, prompt + total - 2]
     assert len(sample.tokens) == prompt + total - 1  # what comes behind the last trained token is not seen
     assert len(sample.behaviour_N) == len(sample.advantages_N) == sample.trained == 3
+
+
+def test_each_context_is_a_sequence_of_its_own():
+    trajectory = branched(0, [1.0, 1.0, 1.0]).samples[2]
+    prompt, tokens = list(unpack_int32(trajectory.prompt_tokens)), list(unpack_int32(trajectory.tokens))
+    turn, prompt_1, turn_1, prompt_2, turn_2, answer, last = (segment.tokens for segment in trajectory.segments)
+    begin_1, begin_2 = turn, turn + prompt_1 + turn_1
+    found = pack_sample(trajectory, advantage=1.0, step=1, attempt=1)
+    assert [(one.group_id, one.index, one.context) for one in found] == [(0, 2, 0), (0, 2, 1), (0, 2, 2)]
+    assert [list(one.tokens) for one in found] == [
+        prompt + tokens[:turn],
+        tokens[begin_1:begin_2],
+        tokens[begin_2:],
+    ]
+    third = [*range(prompt_2, prompt_2 + turn_2), *range(prompt_2 + turn_2 + answer, prompt_2 + turn_2 + answer + last)]
+    assert [list(one.places_N) for one in found] == [
+        list(range(len(prompt), len(prompt) + turn)),
+        list(range(prompt_1, prompt_1 + turn_1)),
+        third,
+    ]
+    drawn = [logprob for logprob in unpack_float32(trajectory.logprobs) if logprob]
+    assert [logprob for one in found for logprob in one.behaviour_N] == drawn
+    assert {one.trained + one.trained_elsewhere for one in found} == {len(drawn)}

@@ -59,12 +59,12 @@ def _step(engine: TorchEngine, step: int = 0) -> dict[str, float]:
 
 
 def _batch() -> Any:
-    samples = [pack_sample(t, step=0, attempt=1, advantage=1.0) for t in make_group(1).samples]
+    samples = [one for t in make_group(1).samples for one in pack_sample(t, step=0, attempt=1, advantage=1.0)]
     return make_batch(samples, aggregation="TokenMean", device=CPU)
 
 
 def test_activation_checkpointing_gives_the_same_gradients(model: Path) -> None:
-    samples = [pack_sample(t, step=0, attempt=1, advantage=1.0) for t in make_group(1).samples]
+    samples = [one for t in make_group(1).samples for one in pack_sample(t, step=0, attempt=1, advantage=1.0)]
     plain, thrifty = _worker(model), _worker(model, activationCheckpointing=True)
     saved: list[int] = []
     for worker in (plain, thrifty):

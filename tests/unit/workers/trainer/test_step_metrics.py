@@ -3,8 +3,9 @@
 import pytest
 
 from streamrl_workers.stream.packing import count_32
+from streamrl_workers.stream.segments import completion_tokens
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics
-from support.trainer_groups import make_group
+from support.trainer_groups import branched, make_group
 
 
 def test_counts_masked_samples_variance_and_staleness():
@@ -58,3 +59,14 @@ def test_a_sample_of_observations_alone_is_masked():
     tally = StepMetrics(step=0)
     tally.add(group)
     assert (tally.sequences, tally.masked_samples, tally.tokens) == (0, 1, 0)
+
+
+def test_a_sample_of_several_contexts_is_one_sample():
+    group = branched(1, [1.0, 1.0, 1.0])
+    tally = StepMetrics(step=1)
+    tally.add(group)
+    drawn = sum(segment.tokens for t in group.samples for segment in t.segments if not segment.observation)
+    assert (tally.samples, tally.sequences, tally.tokens) == (3, 3, drawn)
+    read = sum(segment.tokens for t in group.samples for segment in t.segments if segment.context)
+    assert sum(map(completion_tokens, group.samples)) + read == sum(count_32(t.tokens) for t in group.samples)
+    assert read

@@ -19,7 +19,7 @@ from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 from streamrl_workers.trainer.engines.worker import learning_rate
 from streamrl_workers.weights.hashing import tensors_hash
 from support.tiny_trainer import engine_on, tiny_engine, tiny_worker
-from support.trainer_groups import make_group, trainer_spec
+from support.trainer_groups import branched, make_group, trainer_spec
 
 reals = st.floats(-4, 4)
 RULES = {
@@ -123,7 +123,7 @@ def test_later_updates_are_corrected_against_the_batchs_start():
     worker = tiny_worker(spec)
     groups = _groups()
     for trajectory in (t for group in groups for t in group.samples):
-        (prepared,) = worker.prepare([pack_sample(trajectory, step=0, attempt=1)])
+        (prepared,) = worker.prepare(pack_sample(trajectory, step=0, attempt=1))
         trajectory.logprobs = array("f", prepared["proximal_N"]).tobytes()
     metrics = _step(engine_on(worker, spec=spec), groups=groups)
     assert metrics["correction_weight_mean"] == pytest.approx(1.0, abs=1e-5)
@@ -174,6 +174,22 @@ def test_mini_batches_hold_every_sample_once_an_epoch(samples, mini_batches, bud
     trained = [sample.index for method, payload in ranks.calls if method == "accumulate" for sample in payload]
     assert sorted(trained[:samples]) == sorted(trained[samples:]) == list(range(samples))
     assert metrics["updates"] == 2 * min(mini_batches, samples) == [m for m, _ in ranks.calls].count("update")
+
+
+@given(mini_batches=st.integers(1, 4), budget=st.integers(16, 200))
+@settings(max_examples=6, deadline=None)
+def test_the_contexts_of_a_sample_are_in_one_mini_batch(mini_batches, budget):
+    constants = {"epochs": 1, "miniBatches": mini_batches, "critic": {"warmUpSteps": 0}}
+    spec = trainer_spec(rule="ppo", algorithm=constants, microBatchTokens=budget)
+    ranks = Recording(SingleRank(tiny_worker(spec)))
+    _step(TorchEngine(ranks, spec=spec, algorithm=create_algorithm(spec)), groups=[branched(7, [1.0] * 6)])
+    updates = [[]]
+    for method, payload in ranks.calls:
+        updates += [[]] if method == "zero" else []
+        updates[-1] += [(one.index, one.context) for one in payload] if method == "accumulate" else []
+    assert sorted(key for update in updates for key in update) == [(n, k) for n in range(6) for k in range(1 + n % 3)]
+    assert len(updates) == mini_batches
+    assert sum(len({index for index, _ in update}) for update in updates) == 6
 
 
 class Recording:

@@ -9,7 +9,8 @@ Invariants that every engine keeps:
   (up to floating-point rounding of the batched arithmetic).
 - A delta's log-probs belong to its tokens under the one version it names (invariant 3).
 - Every added request ends with exactly one delta that has a finish reason, unless it is cancelled.
-- Where context and observation leave no room for a token, that delta has no token and the reason "length".
+- Where context and observation, or the prompt of a sample that has turns, leave no room for a token, that delta has no token and
+  the reason "length".
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -158,7 +158,8 @@ class Requests:
             seq = ActiveSequence(request=request, prompt=(), completion=[], limit=0)
             return self.failed(seq, f"the {what} cannot be tokenized: {error}", version=version)
         context = request.context_tokens + len(observed)
-        room = self._capacity_tokens if context else self._limit_tokens
+        has_turns = request.has_turns or context > 0
+        room = self._capacity_tokens if has_turns else self._limit_tokens
         seq = ActiveSequence(
             request=request,
             prompt=prompt,
@@ -167,10 +168,10 @@ class Requests:
             context=context,
             observed=observed,
         )
-        refusal = self._refusal(seq)
+        refusal = self._refusal(seq, has_turns=has_turns)
         if refusal is not None:
             return self.failed(seq, refusal, version=version)
-        if context and seq.limit <= context:  # earlier turns have taken all positions
+        if seq.limit <= context:  # earlier turns, or a later context's prompt, have taken all positions
             return self._delta(seq, version=version, reason="length")
         reason = self._stopping.reason(seq) if seq.turn else None
         return seq if reason is None else self._delta(seq, version=version, reason=reason)
@@ -195,13 +196,13 @@ class Requests:
         """The last delta of a request that cannot go on."""
         return self._delta(seq, version=version, reason="error", error=error)
 
-    def _refusal(self, seq: ActiveSequence) -> str | None:
+    def _refusal(self, seq: ActiveSequence, *, has_turns: bool) -> str | None:
         """Why a sequence cannot be generated."""
         if not seq.prompt:
             return "the prompt has no tokens"
-        if seq.limit <= 0:
+        if seq.limit <= 0 and not has_turns:
             return f"the prompt has {len(seq.prompt)} tokens; prompt and completion have room for {self._limit_tokens}"
-        if not seq.context and len(seq.prompt) + seq.limit > self._capacity_tokens:
+        if not has_turns and len(seq.prompt) + seq.limit > self._capacity_tokens:
             return (
                 f"prompt and completion may have {len(seq.prompt)} + {seq.limit} tokens, and keys and values of "
                 f"{self._capacity_tokens} fit: raise kvCacheBytes or lower maxTokens"

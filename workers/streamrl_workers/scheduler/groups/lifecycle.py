@@ -105,10 +105,14 @@ class SampleLifecycle:
         return generator.kv.fits(group.group_id, self._size(group, sample))
 
     def _size(self, group: Group, sample: Sample) -> KvSize:
-        context = 0 if sample.turns is None else sample.turns.context_tokens
-        tokens = len(sample.tokens) >> 2
         prompt_tokens = len(group.prompt_tokens) >> 2 or None
-        return self.kv.size(group.prompt, prompt_tokens=prompt_tokens, tokens=tokens, context=context)
+        return self.kv.size(
+            group.prompt,
+            prompt_tokens=prompt_tokens,
+            tokens=sample.held_tokens,
+            context=sample.held_context,
+            coming=sample.coming_prompt,
+        )
 
     def issue(self, group: Group, generator: Generator) -> int:
         """The group's next waiting sample goes to the generator. Returns the bytes of its prompt and tokens, about."""
@@ -118,10 +122,10 @@ class SampleLifecycle:
         sample.issues += 1
         if group.state is GroupState.PLANNED:
             self._groups.follow(group, GroupEvent.ISSUE)
-        lease = self._send(group, sample, generator, moves=0)
+        lease, request = self._send(group, sample, generator, moves=0)
         if not sample.spans:
             self._groups.set_min_version(group, sample, to=lease.version_step)
-        return len(group.prompt) + len(sample.tokens)
+        return len(request.prompt) + len(request.prefix_tokens)
 
     def move(self, lease: Lease, *, to: Generator) -> Lease:
         """A running sample goes on at another generator, from its tokens so far; its new lease.
@@ -135,9 +139,12 @@ class SampleLifecycle:
         self._fleet.end(lease.number)
         sample.follow(SampleEvent.LOSE)
         self.moved += 1
-        return self._send(group, sample, to, moves=lease.moves + 1)
+        moved, _ = self._send(group, sample, to, moves=lease.moves + 1)
+        return moved
 
-    def _send(self, group: Group, sample: Sample, generator: Generator, *, moves: int) -> Lease:
+    def _send(
+        self, group: Group, sample: Sample, generator: Generator, *, moves: int
+    ) -> tuple[Lease, pb.SampleRequest]:
         lease = self._fleet.lend(
             generator,
             group_id=group.group_id,
@@ -156,7 +163,7 @@ class SampleLifecycle:
             pinned=not self._settings.partial_rollouts,
         )
         self._outbox.issue(generator.generator_id, request)
-        return lease
+        return lease, request
 
     # ---- from a generator
 
@@ -166,7 +173,7 @@ class SampleLifecycle:
         sample = group.samples[lease.sample_index]
         if item.finish_reason == "error":
             self.last_error = item.error
-            if sample.turns is not None and sample.turns.observation:
+            if sample.turns is not None and sample.turns.awaits_text:
                 self._end_lease(sample, lease)
                 self._fail(group, sample, kind="bad_value", error=f"environment: {item.error}")
             else:
@@ -369,7 +376,7 @@ class SampleLifecycle:
 
     def _learn_lengths(self, group: Group) -> float:
         """Mean tokens of its completions. A group with equal rewards is dropped, but its lengths are as true as any."""
-        tokens = [len(sample.tokens) >> 2 for sample in group.samples]
+        tokens = [sample.completion_tokens for sample in group.samples]
         self.lengths.learn(group.prompt_key, tokens=tokens, prompt=group.prompt, group_id=group.group_id)
         return sum(tokens) / len(tokens)
 

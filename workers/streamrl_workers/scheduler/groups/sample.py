@@ -5,7 +5,8 @@ that the generator cannot have, more tokens than were asked for. Does not own wh
 nor what becomes of the sample (`lifecycle.py`, `evaluation.py`): what is not believed is made again.
 
 Invariants: `segments` cover all tokens of the turns that have ended, in order; `context_tokens` is where the turn under
-way begins, so a lost lease goes on with the tokens of that turn that had arrived.
+way begins, so a lost lease goes on with the tokens of that turn that had arrived. A generator is asked about the newest context
+alone: its prompt is text, and its tokens stand in the sample as that generator made them, before those that were sampled behind.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,22 @@ Span = tuple[int, int, int]
 """Tokens, step, attempt."""
 
 
+@dataclass(slots=True, kw_only=True)
+class Context:
+    """A conversation that began behind the sample's first: nothing before it is seen by what follows."""
+
+    prompt: str
+    begin: int
+    """Tokens of the sample before it."""
+    prompt_tokens: bytes = b""
+    """Empty: no generator has said them yet."""
+
+    @property
+    def prompt_end(self) -> int:
+        """Tokens of the sample up to the end of its prompt."""
+        return self.begin + count_32(self.prompt_tokens)
+
+
 @dataclass(slots=True)
 class Turns:
     """Of one sample."""
@@ -38,19 +55,40 @@ class Turns:
     segments: list[pb.Segment] = field(default_factory=list)
     context_tokens: int = 0
     """Tokens of the sample before the turn under way, as far as they have been tokenized."""
+    context: Context | None = None
+    """The newest; None: the sample's first, whose prompt is that of the group."""
+    contexts: list[int] = field(default_factory=list)
+    """Places of observations that are the prompt of one."""
+    prompts: int = 0
+    """Tokens of such prompts."""
     observation: str = ""
-    """The environment's answer whose tokens have not come yet; it stands behind the context."""
+    """The environment's answer whose tokens have not come yet; it stands behind the turns so far."""
     asked: int | None = None
     """Lease of the turn that is with the environment."""
     reward: float = 0.0
     """Sum over the turns."""
 
-    def observed(self, tokens: int) -> None:
-        """A generator has tokenized the observation (0: it has no token, or there was none)."""
-        self.observation = ""
-        if tokens:
-            self.segments.append(pb.Segment(tokens=tokens, observation=True))
-            self.context_tokens += tokens
+    @property
+    def unopened(self) -> Context | None:
+        """The newest context, if the tokens of its prompt are to come."""
+        return None if self.context is None or self.context.prompt_tokens else self.context
+
+    @property
+    def awaits_text(self) -> bool:
+        """Whether text of the environment's is to be tokenized before the next turn."""
+        return bool(self.observation) or self.unopened is not None
+
+    def read(self, item: pb.Progress) -> bytes:
+        """The tokens that stand before those of `item`: of the observation, or of a context's prompt; there may be none."""
+        if (context := self.unopened) is not None:
+            data = context.prompt_tokens = item.prompt_tokens
+            self.prompts += count_32(data)
+        else:
+            data, self.observation = item.observation_tokens, ""
+        if data:
+            self.segments.append(pb.Segment(tokens=count_32(data), observation=True, context=context is not None))
+            self.context_tokens += count_32(data)
+        return data
 
     def end(self, text: str, *, reason: str, tokens: int, lease: int) -> None:
         """The turn has ended: the sample has `tokens` tokens now, and the environment is asked."""
@@ -64,6 +102,8 @@ class Turns:
         """Of every turn: tokens before it, and its own. `prompt`: tokens of the prompt."""
         counts, before = [], prompt
         for segment in self.segments:
+            if segment.context:
+                before = 0
             if not segment.observation:
                 counts.append((before, segment.tokens))
             before += segment.tokens
@@ -75,7 +115,11 @@ class Turns:
         if not answer.error:
             self.segments[-1].reward = answer.reward
             self.reward += answer.reward
-            self.observation = "" if answer.done else answer.observation
+            if answer.context:
+                self.contexts.append(len(self.observations))
+                self.context = Context(prompt=answer.observation, begin=self.context_tokens)
+            else:
+                self.observation = "" if answer.done else answer.observation
             self.observations.append(answer.observation)
 
 
@@ -120,6 +164,38 @@ class Sample:
         return cls(index, turns=None if max_turns is None else Turns())
 
     @property
+    def completion_tokens(self) -> int:
+        """Of turns and observations: prompts of later contexts are none."""
+        return count_32(self.tokens) - (0 if self.turns is None else self.turns.prompts)
+
+    @property
+    def held_tokens(self) -> int:
+        """Those that an engine holds for it beside the group's prompt: of the newest context, its prompt included."""
+        return count_32(self.tokens) - self._begin
+
+    @property
+    def held_context(self) -> int:
+        """Of these, those before the turn under way."""
+        return 0 if self.turns is None else self.turns.context_tokens - self._begin
+
+    @property
+    def read_tokens(self) -> int:
+        """That an engine reads before it goes on."""
+        later = self.turns is not None and self.turns.context is not None
+        return self.held_tokens + (0 if later else count_32(self.prompt_tokens))
+
+    @property
+    def coming_prompt(self) -> str:
+        """Text of a context's prompt that no generator has tokenized yet, as far as is known."""
+        unopened = None if self.turns is None else self.turns.unopened
+        return "" if unopened is None else unopened.prompt
+
+    @property
+    def _begin(self) -> int:
+        context = None if self.turns is None else self.turns.context
+        return 0 if context is None else context.begin
+
+    @property
     def size_bytes(self) -> int:
         """What it takes in the buffer; nothing before its first token."""
         size = len(self.tokens) + len(self.logprobs) + len(self.prompt_tokens)
@@ -133,33 +209,42 @@ class Sample:
         """What it wrote and was answered."""
         if self.turns is None:
             return pb.SampleTexts(turns=[self.text])
-        return pb.SampleTexts(turns=self.turns.completions, observations=self.turns.observations)
+        turns = self.turns
+        return pb.SampleTexts(turns=turns.completions, observations=turns.observations, contexts=turns.contexts)
 
     def request(
         self, lease: Lease, *, prompt: str, sampling: pb.Sampling, job_seed: int, pinned: bool
     ) -> pb.SampleRequest:
-        """What a generator is asked under this lease: to go on from the tokens that have arrived."""
-        return pb.SampleRequest(
+        """What a generator is asked under this lease: to go on from the tokens that have arrived. `prompt`: the group's."""
+        request = pb.SampleRequest(
             lease=lease.number,
             group_id=lease.group_id,
             sample_index=self.index,
             prompt=prompt,
             prefix_tokens=bytes(self.tokens),
-            context_tokens=0 if self.turns is None else self.turns.context_tokens,
-            observation="" if self.turns is None else self.turns.observation,
             sampling=sampling,
             seed=sample_seed(job_seed, group_id=lease.group_id, sample_index=self.index),
             pinned=pinned,
         )
+        if self.turns is not None:
+            request.context_tokens = self.turns.context_tokens
+            request.observation = self.turns.observation
+            request.has_turns = bool(self.turns.completions)
+            if (context := self.turns.context) is not None:
+                request.prompt = context.prompt
+                request.prefix_tokens = bytes(self.tokens[4 * context.prompt_end :])
+                request.context_tokens -= context.prompt_end
+                request.seed = _mix(request.seed ^ context.begin)  # the same prompt again is another draw
+        return request
 
     def add(self, item: pb.Progress) -> None:
         """Append what has arrived."""
+        if item.prompt_tokens and (self.turns is None or self.turns.context is None):
+            self.prompt_tokens = item.prompt_tokens
         if self.turns is not None and (item.tokens or item.observation_tokens):
-            self._add_observation(item, turns=self.turns)
+            self._add_read(item, turns=self.turns)
         self.tokens += item.tokens
         self.logprobs += item.logprobs
-        if item.prompt_tokens:
-            self.prompt_tokens = item.prompt_tokens
         for span in item.spans:
             self._add_span(_span(span))
 
@@ -170,15 +255,13 @@ class Sample:
             self.logprobs.clear()
             self.spans.clear()
 
-    def _add_observation(self, item: pb.Progress, *, turns: Turns) -> None:
+    def _add_read(self, item: pb.Progress, *, turns: Turns) -> None:
         """Nobody drew the environment's tokens: log-probs 0, under the version of the token behind them, with which they come."""
-        count = len(item.observation_tokens) >> 2
-        turns.observed(count)
-        if count:
-            self.tokens += item.observation_tokens
-            self.logprobs += bytes(len(item.observation_tokens))
+        if data := turns.read(item):
+            self.tokens += data
+            self.logprobs += bytes(len(data))
             _, step, attempt = _span(item.spans[0]) if item.spans else self.spans[-1]
-            self._add_span((count, step, attempt))
+            self._add_span((count_32(data), step, attempt))
 
     def _add_span(self, span: Span) -> None:
         if self.spans and self.spans[-1][1:] == span[1:]:
@@ -214,6 +297,7 @@ class Sample:
             last_token=unpack_int32(bytes(self.tokens[-4:]))[0],
             prompt=prompt,
             observations=tuple(self.turns.observations),
+            contexts=tuple(self.turns.contexts),
             finish_reasons=tuple(self.turns.finish_reasons),
             token_counts=self.turns.token_counts(prompt=len(self.prompt_tokens) >> 2),
         )
@@ -267,12 +351,24 @@ def fault(lease: Lease, sample: Sample, item: pb.Progress, *, newest_step: int, 
         return f"tokens of a version above {newest_step}, or a version without a token"
     if item.observation_tokens and not sample.awaits_observation(item):
         return f"{len(item.observation_tokens)} bytes of an observation's tokens, which nobody asked for"
-    return _bad_numbers(item)
+    return _bad_prompt(sample, item) or _bad_numbers(item)
 
 
 def _made(sample: Sample) -> int:
     """Tokens of the completion, or of the turn under way, so far."""
     return count_32(sample.tokens) - (0 if sample.turns is None else sample.turns.context_tokens)
+
+
+def _bad_prompt(sample: Sample, item: pb.Progress) -> str:
+    """A context's prompt is tokenized once: whoever goes on must have the same tokens."""
+    context = None if sample.turns is None else sample.turns.context
+    if context is None:
+        return ""
+    if item.spans and not (context.prompt_tokens or item.prompt_tokens):
+        return "tokens of a context whose prompt's tokens have not come"
+    if item.prompt_tokens and context.prompt_tokens not in (b"", item.prompt_tokens):
+        return "a context's prompt in other tokens than before"
+    return ""
 
 
 def _bad_numbers(item: pb.Progress) -> str:

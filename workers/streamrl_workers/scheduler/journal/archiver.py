@@ -34,7 +34,8 @@ from streamrl_workers.scheduler.journal.integrity import DamagedJournalError, Da
 from streamrl_workers.scheduler.journal.store import open_for_reading
 from streamrl_workers.scheduler.journal.tables import read_samples, read_steps
 from streamrl_workers.stream.archive import ArchivePosition, ArchiveWriter, is_archived
-from streamrl_workers.stream.packing import count_32, unpack_int64
+from streamrl_workers.stream.packing import unpack_int64
+from streamrl_workers.stream.segments import completion_tokens
 
 _PORTION = 64
 """Groups that are brought to the disk, and told, together."""
@@ -152,7 +153,7 @@ def read_stored(
         advantages=b"" if step is None else step.advantages,
         samples=[
             pb.ArchivedSample(
-                reward=sample.reward if sample.HasField("reward") else None, tokens=count_32(sample.tokens)
+                reward=sample.reward if sample.HasField("reward") else None, tokens=completion_tokens(sample)
             )
             for sample in samples
         ],

@@ -8,7 +8,8 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.journal.integrity import DamagedJournalError
 from streamrl_workers.scheduler.journal.store import newest_checkpoint
 from streamrl_workers.scheduler.journal.tables import has_ended, read_compacted, read_samples, read_steps
-from streamrl_workers.stream.packing import count_32, unpack_int64
+from streamrl_workers.stream.packing import unpack_int64
+from streamrl_workers.stream.segments import completion_tokens
 
 _ID_BITS = 64
 """SQLite's numbers have so many."""
@@ -100,13 +101,17 @@ def _sample(trajectory: pb.Sample) -> str:
     )
     spans = " ".join(f"{span.tokens}@{span.attempt}.{span.step}" for span in trajectory.spans)
     return (
-        f"sample {trajectory.sample_index}: {count_32(trajectory.tokens)} tokens{_turns(trajectory)}, {reward}, {trajectory.finish_reason}, "
+        f"sample {trajectory.sample_index}: {completion_tokens(trajectory)} tokens{_turns(trajectory)}, {reward}, {trajectory.finish_reason}, "
         f"tokens@attempt.version {spans}, by {trajectory.generator_id} in {trajectory.generate_s:.3f} s"
     )
 
 
 def _turns(trajectory: pb.Sample) -> str:
-    """Of a sample with an environment: its turns and what each earned."""
+    """Of a sample with an environment: its turns, its contexts if there are several, and what each turn earned."""
     turns = [segment for segment in trajectory.segments if not segment.observation]
+    if not turns:
+        return ""
+    contexts = 1 + sum(segment.context for segment in trajectory.segments)
+    of_contexts = f" of {contexts} contexts" if contexts > 1 else ""
     earned = " ".join(f"{turn.reward:g}" if turn.HasField("reward") else "failed" for turn in turns)
-    return f" in {len(turns)} turn{'s' * (len(turns) > 1)} (rewards {earned})" if turns else ""
+    return f" in {len(turns)} turn{'s' * (len(turns) > 1)}{of_contexts} (rewards {earned})"

@@ -27,7 +27,8 @@ from streamrl_workers.scheduler.journal.store import SAMPLE_BITS, newest_checkpo
 from streamrl_workers.scheduler.lengths import MAX_PROMPTS, WEIGHT
 from streamrl_workers.scheduler.records import Recovered, RecoveredGroup, stats_of_stored
 from streamrl_workers.stream.digests import EMPTY_CHAIN, composition_digest, extend_chain
-from streamrl_workers.stream.packing import count_32, pack_int64, unpack_int64
+from streamrl_workers.stream.packing import pack_int64, unpack_int64
+from streamrl_workers.stream.segments import completion_tokens
 
 _LENGTH_WINDOW_GROUPS = 2 * MAX_PROMPTS
 """Lengths of prompts not seen in so many groups are forgotten: an endless data set would fill the file."""
@@ -73,7 +74,7 @@ def _scored(connection: sqlite3.Connection, record: rec.Scored) -> Garbage:
         (record.start_version, record.size_bytes, samples_digest(record.trajectories), record.group_id),
     )
     _store_samples(connection, record)
-    tokens = [count_32(pb.Sample.FromString(data).tokens) for data in record.trajectories]
+    tokens = [completion_tokens(pb.Sample.FromString(data)) for data in record.trajectories]
     if tokens:
         _learn_length(connection, record.group_id, mean_tokens=sum(tokens) / len(tokens))
     return []

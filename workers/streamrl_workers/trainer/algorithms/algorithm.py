@@ -4,7 +4,8 @@ An algorithm is pure: what became of samples in, advantages out; log-probs in, o
 sequences against each other, hold a model, or step; and it knows nothing of modes, ranks, or streams.
 
 Shapes: N tokens of any number of whole sequences, one behind the other. Only tokens that the model drew are among them:
-prompts and what an environment answered are not.
+prompts and what an environment answered are not. A sequence is a sample, or one context of it where a program edited its history:
+a view has all of a sample's contexts, a pass has each as a sequence.
 """
 
 from abc import ABC, abstractmethod
@@ -18,8 +19,8 @@ from streamrl.spec.training import Clip, Critic, ReferenceKl
 from streamrl_workers.trainer.algorithms import AlgorithmSetup
 
 Aggregation = Literal["SequenceMean", "TokenMean", "SequenceSum", "FixedLength"]
-"""How token losses become the loss of an update: the mean over sequences of their token means; the mean over all tokens;
-the mean over sequences of their token sums; or the sum over all tokens divided by (samples x `maxTokens`), whatever the lengths."""
+"""How token losses become the loss of an update: the mean over samples of their token means; the mean over all tokens;
+the mean over samples of their token sums; or the sum over all tokens divided by (samples x `maxTokens`), whatever the lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,8 @@ def make_batch(samples: Sequence[PackedSample], *, aggregation: Aggregation, dev
     for row, sample in enumerate(samples):
         inputs_BL[row, : sample.inputs] = torch.tensor(sample.tokens[:-1])
     counts_B = torch.tensor([sample.trained for sample in samples])
-    weights_B = 1.0 / counts_B.clamp(min=1) if aggregation == "SequenceMean" else torch.ones(len(samples))
+    of_samples_B = counts_B + torch.tensor([sample.trained_elsewhere for sample in samples])
+    weights_B = 1.0 / of_samples_B.clamp(min=1) if aggregation == "SequenceMean" else torch.ones(len(samples))
     targets = [sample.tokens[place] for sample in samples for place in sample.places_N]
     return MicroBatch(
         inputs_BL=inputs_BL.to(device),

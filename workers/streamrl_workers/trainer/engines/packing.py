@@ -1,18 +1,21 @@
 """Which samples go into one forward pass. Pure; no torch.
 
-Samples are packed into right-padded batches of alike lengths (docs/decisions/0004-micro-batches.md).
+Samples are packed into right-padded batches of alike lengths (docs/decisions/0004-micro-batches.md). One with several contexts is
+several here: each has what the model saw, and its own trained tokens.
 
 Invariants: `pack` puts every sample into exactly one batch; a batch's padded tokens are within the budget, except
 that a sample longer than the budget goes alone.
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
-from streamrl_workers.trainer.engines.step_metrics import trained_places, version_lag
+from streamrl_workers.stream.segments import context_ranges, trained_places
+from streamrl_workers.trainer.engines.step_metrics import version_lag
 
 PADDING_TOKENS = 256
 """A batch is closed before its padding exceeds this: about what one more forward pass costs (measured, decision 0004)."""
@@ -26,7 +29,7 @@ _TRIED_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedSample:
-    """One sample that takes part in the loss; N tokens of it were drawn by the model, only these are trained."""
+    """One sample, or one context of it, that takes part in the loss; N tokens of it were drawn by the model, only these are trained."""
 
     group_id: int
     index: int  # in its group
@@ -34,8 +37,10 @@ class PackedSample:
     places_N: "array[int]"  # where the trained tokens are in `tokens`, ascending, none at 0
     behaviour_N: "array[float]"  # log-prob when the token was drawn
     advantages_N: "array[float]"
+    context: int = 0  # in its sample
+    trained_elsewhere: int = 0  # tokens that the sample's other contexts have in the loss
     generator_id: str = ""
-    version_lag: int = 0  # steps, of its oldest token
+    version_lag: int = 0  # steps, of the sample's oldest token
     proximal_N: "array[float] | None" = None  # log-probs under the weights of the batch's start
     reference_N: "array[float] | None" = None  # log-probs under the initial weights
     values_N: "array[float] | None" = None  # the critic's at the batch's start
@@ -77,8 +82,8 @@ DUMMY = PackedSample(
 """Stands in where a rank has no sample: the same passes and collectives, no trained token, no gradient."""
 
 
-def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float = 0.0) -> PackedSample:
-    """A sample to be trained in `step` of `attempt`, all its tokens with one advantage."""
+def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float = 0.0) -> list[PackedSample]:
+    """The contexts of a sample to be trained in `step` of `attempt`, all its tokens with one advantage."""
     prompt, completion = unpack_int32(sample.prompt_tokens), unpack_int32(sample.tokens)
     behaviour = unpack_float32(sample.logprobs)
     name = f"group {sample.group_id} sample {sample.sample_index}"
@@ -86,17 +91,29 @@ def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float 
     assert len(behaviour) == len(completion), f"{name} has {len(completion)} tokens and {len(behaviour)} log-probs"
     spans = sum(span.tokens for span in sample.spans)
     assert spans == len(completion), f"versions of {name} do not cover its tokens"
-    places = trained_places(sample)
-    return PackedSample(
-        group_id=sample.group_id,
-        index=sample.sample_index,
-        tokens=(prompt + completion)[: len(prompt) + places[-1] + 1],
-        places_N=array("i", [len(prompt) + place for place in places]),
-        behaviour_N=array("f", [behaviour[place] for place in places]),
-        advantages_N=array("d", [advantage]) * len(places),
-        generator_id=sample.generator_id,
-        version_lag=version_lag(sample, step=step, attempt=attempt),
-    )
+    whole = prompt + completion
+    places = [len(prompt) + place for place in trained_places(sample)]
+    lag = version_lag(sample, step=step, attempt=attempt)
+    packed = []
+    for number, (begin, end) in enumerate(context_ranges(sample)):
+        own = places[bisect_left(places, begin) : bisect_left(places, end)]
+        if not own:
+            continue
+        packed.append(
+            PackedSample(
+                group_id=sample.group_id,
+                index=sample.sample_index,
+                tokens=whole[begin : own[-1] + 1],
+                places_N=array("i", [place - begin for place in own]),
+                behaviour_N=array("f", [behaviour[place - len(prompt)] for place in own]),
+                advantages_N=array("d", [advantage]) * len(own),
+                context=number,
+                trained_elsewhere=len(places) - len(own),
+                generator_id=sample.generator_id,
+                version_lag=lag,
+            )
+        )
+    return packed
 
 
 def rounds(batches: Sequence[list[PackedSample]], *, ranks: int) -> list[list[list[PackedSample]]]:

@@ -1,17 +1,15 @@
 """What can be said of a step's groups without a model: counts, rewards, lengths, staleness; which tokens the model drew.
 
-Owns: sums and counts (a mean is formed once, at the end), reading `Sample.segments`. Does not own: anything that needs log-probs,
-losses. No torch. Tokens are those that the model drew: what an environment answered is not counted. The key set is stable,
-zeros included.
-
-Invariant: no segments means one turn of the model; segments cover all tokens.
+Owns: sums and counts (a mean is formed once, at the end). Does not own: reading segments (`stream/segments.py`), anything that
+needs log-probs, losses. No torch. Tokens are those that the model drew: what it read in between is not counted. The key set is
+stable, zeros included.
 """
 
 from bisect import bisect_left
 from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.packing import count_32
+from streamrl_workers.stream.segments import trained_places, trained_tokens
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,36 +76,6 @@ def is_trained(sample: pb.Sample) -> bool:
 
 def _ratio(total: float, count: float) -> float:
     return total / count if count else 0.0
-
-
-def segments(sample: pb.Sample) -> list[pb.Segment]:
-    """Turns and observations in order, covering all tokens."""
-    total = count_32(sample.tokens)
-    found = list(sample.segments) or [pb.Segment(tokens=total)]
-    covered = sum(segment.tokens for segment in found)
-    name = f"group {sample.group_id} sample {sample.sample_index}"
-    assert covered == total, f"segments of {name} cover {covered} of {total} tokens"
-    return found
-
-
-def trained_tokens(sample: pb.Sample) -> int:
-    """How many of its tokens the model drew."""
-    if not sample.segments:
-        return count_32(sample.tokens)
-    return sum(segment.tokens for segment in segments(sample) if not segment.observation)
-
-
-def trained_places(sample: pb.Sample) -> list[int]:
-    """Where among its tokens those are that the model drew."""
-    if not sample.segments:
-        return list(range(count_32(sample.tokens)))
-    places: list[int] = []
-    begin = 0
-    for segment in segments(sample):
-        if not segment.observation:
-            places += range(begin, begin + segment.tokens)
-        begin += segment.tokens
-    return places
 
 
 def trained_spans(sample: pb.Sample) -> list[pb.VersionSpan]:

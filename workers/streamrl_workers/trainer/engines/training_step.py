@@ -10,6 +10,8 @@ forward pass (`packing.py`), passes and gradients (`worker.py`), the formulas (`
   reference's, the critic's values) is formed without gradient while others are still generated; when the batch is full, epochs of
   mini-batches, an update each. Which sample is in which mini-batch follows from the job's seed, the step and the samples' names, not
   from the order in which they arrived.
+
+A sample with several contexts is one sample here, and several sequences of a forward pass.
 """
 
 import math
@@ -22,6 +24,7 @@ from dataclasses import replace
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
+from streamrl_workers.stream.segments import segments
 from streamrl_workers.trainer.algorithms.algorithm import (
     Aggregation,
     Algorithm,
@@ -41,7 +44,10 @@ from streamrl_workers.trainer.engines.packing import (
     rounds,
 )
 from streamrl_workers.trainer.engines.process_group import Ranks, everywhere
-from streamrl_workers.trainer.engines.step_metrics import StepMetrics, is_trained, segments
+from streamrl_workers.trainer.engines.step_metrics import StepMetrics, is_trained
+
+_Contexts = list[PackedSample]
+"""Of one sample, in their order."""
 
 
 class TrainingStep(ABC):
@@ -118,9 +124,10 @@ class GroupStep(TrainingStep):
         advantages = self._algorithm.advantages([rewarded(sample) for sample in group.samples])
         self.advantages[group.group_id] = [math.nan if value is None else value for value in advantages]
         packed = [
-            pack_sample(sample, advantage=advantage, step=self._step, attempt=self._attempt)
+            context
             for sample, advantage in zip(group.samples, advantages, strict=True)
             if advantage is not None and is_trained(sample)
+            for context in pack_sample(sample, advantage=advantage, step=self._step, attempt=self._attempt)
         ]
         if self._skips_equal and not any(sample.advantages_N[0] for sample in packed):
             self._skipped_tokens += sum(sample.trained for sample in packed)
@@ -153,38 +160,40 @@ class BatchStep(TrainingStep):
     def begin(self, step: int, *, attempt: int) -> None:
         """With an empty batch."""
         super().begin(step, attempt=attempt)
-        self._batch: dict[tuple[int, int], tuple[pb.Sample, PackedSample]] = {}
+        self._batch: dict[tuple[int, int], tuple[pb.Sample, dict[int, PackedSample]]] = {}
+        """Each sample and its contexts."""
 
     def add(self, group: pb.Group) -> None:
         """Samples wait for their preparation."""
         self.advantages[group.group_id] = [math.nan] * len(group.samples)
         for sample in filter(is_trained, group.samples):
             packed = pack_sample(sample, step=self._step, attempt=self._attempt)
-            self._batch[packed.group_id, packed.index] = sample, packed
+            self._batch[group.group_id, sample.sample_index] = sample, {part.context: part for part in packed}
             if self._prepares:
-                self._pending.add(packed)
+                for part in packed:
+                    self._pending.add(part)
 
     def finish(self, metrics: StepMetrics) -> dict[str, float]:
         """Prepare the rest, form advantages, and go through the epochs."""
         del metrics
         self._pass(self._pending.take_all())
-        batch = [self._batch[name] for name in sorted(self._batch)]
+        batch = [(sample, list(contexts.values())) for _, (sample, contexts) in sorted(self._batch.items())]
         values = self._algorithm.values([_view(*entry) for entry in batch]) if batch else []
-        samples = [_with(sample, values=found) for (_, sample), found in zip(batch, values, strict=True)]
-        for sample in samples:
-            self.advantages[sample.group_id][sample.index] = statistics.fmean(sample.advantages_N)
+        for (sample, _), found in zip(batch, values, strict=True):
+            self.advantages[sample.group_id][sample.sample_index] = statistics.fmean(found.advantages_N)
+        samples = [_with(contexts, values=found) for (_, contexts), found in zip(batch, values, strict=True)]
         updates = [self._trained(part, first=number == 0) for number, part in enumerate(self._parts(samples))]
-        return _merged(updates) | {"skipped_tokens": 0.0, "explained_variance": _explained_variance(samples)}
+        return _merged(updates) | {"skipped_tokens": 0.0, "explained_variance": _explained_variance(_flat(samples))}
 
     def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
         """Forward passes without gradient over all batches."""
         for payloads in rounds(batches, ranks=self._ranks.size):
             for samples, answers in zip(payloads, self._ranks.call("prepare", payloads), strict=True):
                 for sample, prepared in zip(samples, answers if samples else [], strict=True):  # a dummy's is nobody's
-                    name = sample.group_id, sample.index
-                    self._batch[name] = self._batch[name][0], replace(sample, **prepared)
+                    _, contexts = self._batch[sample.group_id, sample.index]
+                    contexts[sample.context] = replace(sample, **prepared)
 
-    def _parts(self, samples: Sequence[PackedSample]) -> Iterator[list[PackedSample]]:
+    def _parts(self, samples: Sequence[_Contexts]) -> Iterator[list[_Contexts]]:
         """The mini-batches of all epochs; without samples one empty one, for the optimiser's momentum."""
         count = max(1, min(self._algorithm.mini_batches, len(samples)))
         for epoch in range(self._algorithm.epochs):
@@ -193,12 +202,13 @@ class BatchStep(TrainingStep):
             for part in range(count):
                 yield order[part * len(order) // count : (part + 1) * len(order) // count]
 
-    def _trained(self, samples: list[PackedSample], *, first: bool) -> dict[str, float]:
+    def _trained(self, samples: list[_Contexts], *, first: bool) -> dict[str, float]:
         """One mini-batch and its update."""
         if not first:
             everywhere(self._ranks, "zero")
-        self._accumulate(pack_for_ranks(samples, budget_tokens=self._budget_tokens, ranks=self._ranks.size))
-        count, tokens = len(samples), sum(sample.trained for sample in samples)
+        contexts = _flat(samples)
+        self._accumulate(pack_for_ranks(contexts, budget_tokens=self._budget_tokens, ranks=self._ranks.size))
+        count, tokens = len(samples), sum(context.trained for context in contexts)
         critic = self._algorithm.critic
         return self._update(
             Update(
@@ -227,15 +237,20 @@ def rewarded(sample: pb.Sample) -> RewardedSample:
     )
 
 
-def _view(sample: pb.Sample, packed: PackedSample) -> TokenView:
-    """What an algorithm of batches sees of a sample."""
+def _view(sample: pb.Sample, contexts: _Contexts) -> TokenView:
+    """What an algorithm of batches sees of a sample: the tokens of its contexts, one behind the other."""
     return TokenView(
         reward=sample.reward,
         turns=_turns(sample),
-        proximal_N=packed.proximal_N,
-        reference_N=packed.reference_N,
-        values_N=packed.values_N,
+        proximal_N=_joined([context.proximal_N for context in contexts]),
+        reference_N=_joined([context.reference_N for context in contexts]),
+        values_N=_joined([context.values_N for context in contexts]),
     )
+
+
+def _joined(parts: Sequence["array[float] | None"]) -> list[float] | None:
+    known = [part for part in parts if part is not None]
+    return [number for part in known for number in part] if known else None
 
 
 def _turns(sample: pb.Sample) -> tuple[ModelTurn, ...]:
@@ -247,9 +262,19 @@ def _turns(sample: pb.Sample) -> tuple[ModelTurn, ...]:
     )
 
 
-def _with(sample: PackedSample, *, values: TokenValues) -> PackedSample:
-    returns = None if values.returns_N is None else array("d", values.returns_N)
-    return replace(sample, advantages_N=array("d", values.advantages_N), returns_N=returns)
+def _with(contexts: _Contexts, *, values: TokenValues) -> _Contexts:
+    """Each context with its tokens' part of the sample's values."""
+    found, begin = [], 0
+    for context in contexts:
+        end = begin + context.trained
+        returns = None if values.returns_N is None else array("d", values.returns_N[begin:end])
+        found.append(replace(context, advantages_N=array("d", values.advantages_N[begin:end]), returns_N=returns))
+        begin = end
+    return found
+
+
+def _flat(samples: Sequence[_Contexts]) -> list[PackedSample]:
+    return [context for contexts in samples for context in contexts]
 
 
 def _merged(updates: Sequence[dict[str, float]]) -> dict[str, float]:

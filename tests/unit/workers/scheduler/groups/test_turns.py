@@ -4,62 +4,11 @@ import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import records as rec
-from streamrl_workers.stream.packing import pack_float32, pack_int32, unpack_float32, unpack_int32
+from streamrl_workers.stream.packing import pack_float32, pack_int32, unpack_int32
 from streamrl_workers.tasks.values import TurnAnswer
-from support.core_world import World, settings
-from support.turns import OBSERVED_TOKEN, TURN_TOKEN
-
-
-def world(*, max_turns: int = 3, **changes) -> World:
-    """A run of one generator with all first samples out, and no evaluation in the way."""
-    values = {"evaluation_prompts": 0, "max_turns": max_turns, "batch_groups": 1, "staleness": 0, **changes}
-    run = World(settings(**values), slots=(20,))
-    run.start_trainer()
-    run.join_generator("g")
-    for _ in range(2):
-        settle(run)
-    return run
-
-
-def settle(run: World) -> None:
-    """Everything but tokens, turns and scores."""
-    for _ in range(3):
-        run.commit(len(run.unsynced))
-        while run.prompts:
-            run.deliver_prompts()
-        while run.trainer.inbox:
-            run.deliver_trainer()
-        for generator in run.generators.values():
-            while generator.inbox:
-                run.deliver_generator(generator)
-            if generator.wanted is not None:
-                run.load_weights(generator)
-
-
-def play(run: World, lease: int, *, tokens: int = 1) -> None:
-    """One turn of so many tokens."""
-    for number in range(tokens):
-        run.make_token(run.generators["g"], lease, finish="stop" if number == tokens - 1 else "")
-
-
-def the_request(run: World, sample: int) -> pb.SampleRequest:
-    settle(run)
-    (found,) = [r for r in run.generators["g"].active.values() if r.sample_index == sample]
-    return found
-
-
-def finish_others(run: World) -> None:
-    for request in [r for r in run.generators["g"].active.values() if r.sample_index]:
-        play(run, request.lease)
-        run.answer_turn(done=True)
-
-
-def trajectory(run: World, sample: int = 0) -> pb.Sample:
-    """The scored sample, as the journal holds it."""
-    while run.scores:
-        run.score(fail=False)
-    (scored,) = [write.record for write in run.unsynced if isinstance(write.record, rec.Scored)]
-    return pb.Sample.FromString(scored.trajectories[sample])
+from support.core_world import World
+from support.played_turns import finish_others, play, settle, the_request, trajectory, world
+from support.turns import OBSERVED_TOKEN, TURN_TOKEN, check_trajectory
 
 
 def test_three_turns_become_one_trajectory_of_segments():
@@ -84,7 +33,7 @@ def test_three_turns_become_one_trajectory_of_segments():
     shape = [(segment.tokens, segment.observation, segment.reward) for segment in found.segments]
     assert shape == [(2, False, 0.5), (3, True, 0.0), (1, False, 0.5), (3, False, 0.5)]
     assert list(unpack_int32(found.tokens)) == [1, 1, 2, 2, 2, 1, 1, 1, 1]
-    assert list(unpack_float32(found.logprobs)) == [-1, -1, 0, 0, 0, -1, -1, -1, -1]
+    check_trajectory(found, max_turns=3)
     assert found.finish_reason == "stop"
 
 
