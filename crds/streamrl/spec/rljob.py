@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from streamrl import changes, names
+from streamrl.spec.algorithm import AlgorithmSpec
 from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
 from streamrl.spec.generators import GeneratorPool, PoolName
 from streamrl.spec.model import Model
@@ -14,7 +15,6 @@ from streamrl.spec.storage import Storage
 from streamrl.spec.task import Task
 from streamrl.spec.trackers import Trackers
 from streamrl.spec.training import (
-    AlgorithmSpec,
     FailurePolicy,
     Pipeline,
     Trainer,

@@ -132,17 +132,34 @@ def bounded(ratio: torch.Tensor, advantage: float, low: float, high: float, cap:
     return (ratio if ratio.item() < max(cap, high) else torch.tensor(max(cap, high)).double()) * advantage
 
 
-def surrogate(policy, behaviour, proximal, advantage, case: "Case", whole: float) -> torch.Tensor:
-    """LostPeer of one ratio under each of the corrections; `whole`: proximal / behaviour of the whole sequence."""
+def surrogate(policy, behaviour, proximal, advantage, case: "Case", whole: float, kept: bool = True) -> torch.Tensor:
+    """Of one ratio under each of the corrections; `whole`: proximal / behaviour of the whole sequence; `kept`: by m2po."""
     low, high, cap = 1 - case.low, 1 + case.high, case.cap
     if case.correction == "twoSidedClip":
         return -bounded(torch.exp(policy - behaviour), advantage, low, high, cap)
     weight = whole if case.level == "Sequence" else math.exp(proximal - behaviour)
     if case.correction == "truncatedImportance":
         weight = min(weight, cap)
+    elif case.correction == "m2po":
+        weight = weight if kept else 0.0
     elif weight > cap or (case.correction == "maskedImportance" and weight < case.least):
         weight = 0.0
     return -weight * bounded(torch.exp(policy - proximal), advantage, low, high, math.inf)
+
+
+def far_tokens(seen: list[Seen], case: "Case") -> set[tuple[int, int]]:
+    """Samples and tokens that M2PO masks: the farthest first, until the mean square of the rest is at most the threshold."""
+    if case.correction != "m2po":
+        return set()
+    left = {(i, t): (p.item() - s.behaviour[t]) ** 2 for i, s in enumerate(seen) for t, p in enumerate(s.policy)}
+    gone = set()
+    while left and sum(left.values()) / len(left) > case.cap:
+        farthest = max(left, key=left.__getitem__)
+        gone.add(farthest)
+        del left[farthest]
+    assert gone
+    assert left
+    return gone
 
 
 def ratio_of(policy: list[torch.Tensor], behaviour: list[float]) -> float:
@@ -211,6 +228,8 @@ class Case:
     @property
     def constants(self) -> dict[str, Any]:
         """Of the correction, in the words of the job file."""
+        if self.correction == "m2po":
+            return {"threshold": self.cap}
         level = {} if self.level is None else {"level": self.level}
         if self.correction == "maskedImportance":
             return {**level, "low": self.least, "high": self.cap}
@@ -251,6 +270,11 @@ GROUP_CASES += [
     for importance in IMPORTANCE
 ]
 GROUP_CASES += [Case(rule="gspo", algorithm={}, low=3e-4, high=4e-4, **importance) for importance in IMPORTANCE]
+MASKED = [
+    Case(rule="grpo", algorithm={}, correction="m2po", cap=3.0),
+    Case(rule="drGrpo", algorithm={"referenceKl": KL}, correction="m2po", cap=1.0),
+]
+GROUP_CASES += MASKED
 
 
 def expected_group_loss(case: Case, seen: list[Seen], samples: int) -> torch.Tensor:
@@ -265,7 +289,9 @@ def expected_group_loss(case: Case, seen: list[Seen], samples: int) -> torch.Ten
     else:
         advantages = group_advantages(seen, standardised)
     sums: list[torch.Tensor] = []
-    for s, advantage in zip(seen, advantages, strict=True):
+    learning = [i for i, advantage in enumerate(advantages) if advantage != 0 or case.kl]  # others have no pass
+    gone = {(learning[i], t) for i, t in far_tokens([seen[i] for i in learning], case)}
+    for i, (s, advantage) in enumerate(zip(seen, advantages, strict=True)):
         total = torch.zeros((), dtype=torch.float64)
         whole = ratio_of(s.policy, s.behaviour)
         if case.rule == "gspo":
@@ -274,7 +300,8 @@ def expected_group_loss(case: Case, seen: list[Seen], samples: int) -> torch.Ten
             total = total + n * surrogate(policy, behaviour, policy.item(), advantage, case, whole)
         for token, policy in enumerate(s.policy):
             if case.rule != "gspo":
-                total = total + surrogate(policy, s.behaviour[token], policy.item(), advantage, case, whole)
+                kept = (i, token) not in gone
+                total = total + surrogate(policy, s.behaviour[token], policy.item(), advantage, case, whole, kept)
             if case.kl:
                 total = total + case.kl["coefficient"] * estimate(case.kl["estimator"], policy, s.reference[token])
         sums.append(total)
@@ -310,7 +337,12 @@ def expected_batch_losses(case: Case, seen: list[Seen]) -> tuple[torch.Tensor, t
     deviation = math.sqrt(sum((a - mean) ** 2 for a in raw) / len(raw))
     advantages = [(a - mean) / (deviation + 1e-8) for a in raw]
     tokens = [(p, b, ratio_of(s.policy, s.behaviour)) for s in seen for p, b in zip(s.policy, s.behaviour, strict=True)]
-    losses = [surrogate(p, b, p.item(), a, case, whole) for (p, b, whole), a in zip(tokens, advantages, strict=True)]
+    gone = far_tokens(seen, case)
+    kept = [(i, t) not in gone for i, s in enumerate(seen) for t in range(len(s.policy))]
+    losses = [
+        surrogate(p, b, p.item(), a, case, whole, is_kept)
+        for (p, b, whole), a, is_kept in zip(tokens, advantages, kept, strict=True)
+    ]
     values = [v for s in seen for v in s.values]
     errors = [(v - g) ** 2 / 2 for v, g in zip(values, targets, strict=False)]
     return sum(losses) / len(losses), sum(errors, start=torch.zeros(())) / len(losses)
@@ -377,6 +409,7 @@ BATCH_CASES = [
     Case(rule="ppo", algorithm={}),
     Case(rule="ppo", algorithm={"gaeLambda": 0.9, "discount": 0.95, "referenceKl": KL}),
     Case(rule="ppo", algorithm={"gaeLambda": 0.0}, correction="decoupledPpo", cap=3.0),
+    Case(rule="ppo", algorithm={}, correction="m2po", cap=2.0),
     *(Case(rule=rule, algorithm={}, **importance) for rule in ("reinforcePP", "ppo") for importance in IMPORTANCE),
 ]
 
@@ -442,7 +475,7 @@ def test_an_update_behind_the_first_equals_the_loops(case):
     assert_gradients(worker.gradients(), want)
 
 
-ORDER_CASES = [GROUP_CASES[1], GROUP_CASES[6], GROUP_CASES[9], GROUP_CASES[10], GROUP_CASES[14], *BATCH_CASES]
+ORDER_CASES = [GROUP_CASES[1], GROUP_CASES[6], GROUP_CASES[9], GROUP_CASES[10], GROUP_CASES[14], *MASKED, *BATCH_CASES]
 SEVERAL = Case(rule="ppo", algorithm={"epochs": 2, "miniBatches": 2})
 
 

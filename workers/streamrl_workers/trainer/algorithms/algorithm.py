@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from streamrl.spec.training import Clip, Critic, ReferenceKl
+from streamrl.spec.algorithm import Clip, Critic, ReferenceKl
 from streamrl_workers.trainer.algorithms import AlgorithmSetup
 
 Aggregation = Literal["SequenceMean", "TokenMean", "SequenceSum", "FixedLength"]
@@ -68,6 +68,9 @@ class TokenBatch:
     advantages_N: torch.Tensor
     sequences_N: torch.Tensor  # int64: which sequence of this pass the token is of
     reference_N: torch.Tensor | None = None  # of the initial model
+    kept_N: torch.Tensor | None = (
+        None  # bool: False where the correction's mask leaves the token out; None: there is no mask
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,7 @@ class Algorithm(ABC):
         self.reference_kl: ReferenceKl | None = setup.spec.reference_kl  # not None: reference log-probs are wanted
         self._clip: Clip = setup.spec
         self._correction = setup.correction
+        self.mask = setup.mask  # not None: the step's log-probs are wanted before its first sample is trained
 
     @abstractmethod
     def token_loss(self, batch: TokenBatch) -> TokenLoss:

@@ -5,7 +5,8 @@ forward pass (`packing.py`), passes and gradients (`worker.py`), the formulas (`
 
 - `GroupStep`, for algorithms that need groups: advantages when a group arrives, micro-steps as samples stream in, one update. A group
   whose advantages are all zero has a gradient of exactly zero: it counts, but has no forward pass. Where the loss holds a divergence
-  it has a gradient, and gets its passes.
+  it has a gradient, and gets its passes. Where the correction has a mask, samples are prepared as they stream in, as those of
+  `BatchStep` are, and trained when the step is full.
 - `BatchStep`, for those that need the batch: what the algorithm must know of a sample before the first update (its log-probs, the
   reference's, the critic's values) is formed without gradient while others are still generated; when the batch is full, epochs of
   mini-batches, an update each. Which sample is in which mini-batch follows from the job's seed, the step and the samples' names, not
@@ -19,6 +20,9 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
+
+import torch
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
@@ -32,6 +36,7 @@ from streamrl_workers.trainer.algorithms.algorithm import (
     TokenValues,
     TokenView,
 )
+from streamrl_workers.trainer.algorithms.corrections import BatchMask
 from streamrl_workers.trainer.engines.packing import (
     PackedSample,
     Pending,
@@ -85,6 +90,16 @@ class TrainingStep(ABC):
         for payloads in rounds(batches, ranks=self._ranks.size):
             self._ranks.call("accumulate", payloads)
 
+    def _prepared(self, batches: Sequence[list[PackedSample]]) -> Iterator[PackedSample]:
+        """The samples with what is said of them before the step's updates: forward passes without gradient."""
+        for payloads in rounds(batches, ranks=self._ranks.size):
+            for samples, answers in zip(payloads, self._ranks.call("prepare", payloads), strict=True):
+                for sample, prepared in zip(samples, answers if samples else [], strict=True):  # a dummy's is nobody's
+                    yield replace(sample, **prepared)
+
+    def _packed(self, samples: Sequence[PackedSample]) -> list[list[PackedSample]]:
+        return pack_for_ranks(samples, budget_tokens=self._budget_tokens, ranks=self._ranks.size)
+
     def _update(self, update: Update) -> dict[str, float]:
         answer: dict[str, float] = everywhere(self._ranks, "update", update)[0]
         return answer
@@ -112,6 +127,7 @@ class GroupStep(TrainingStep):
         """With nothing pending."""
         super().begin(step, attempt=attempt)
         self._skipped_tokens = 0
+        self._waiting: list[PackedSample] = []  # for the mask: prepared
 
     def add(self, group: pb.Group) -> None:
         """Form advantages; samples wait for a micro-step."""
@@ -129,11 +145,15 @@ class GroupStep(TrainingStep):
             self._pending.add(waiting)
 
     def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
-        self._accumulate(batches)
+        if self._algorithm.mask is None:
+            self._accumulate(batches)
+        else:
+            self._waiting += self._prepared(batches)
 
     def finish(self, metrics: StepMetrics) -> dict[str, float]:
         """The rest of the samples, then the update."""
-        self._accumulate(self._pending.take_all())
+        self._pass(self._pending.take_all())
+        self._accumulate(self._packed(masked(self._waiting, mask=self._algorithm.mask)))
         scale = self._scale(
             self._algorithm.aggregation, samples=metrics.samples, sequences=metrics.sequences, tokens=metrics.tokens
         )
@@ -148,7 +168,8 @@ class BatchStep(TrainingStep):
         super().__init__(ranks=ranks, spec=spec)
         self._algorithm = algorithm
         several = algorithm.epochs * algorithm.mini_batches > 1
-        self._prepares = several or algorithm.reference_kl is not None or algorithm.critic is not None
+        wanted = (algorithm.reference_kl, algorithm.critic, algorithm.mask)
+        self._prepares = several or any(one is not None for one in wanted)
 
     def begin(self, step: int, *, attempt: int) -> None:
         """With an empty batch."""
@@ -171,6 +192,7 @@ class BatchStep(TrainingStep):
         batch = [self._batch[name] for name in sorted(self._batch)]
         values = self._algorithm.values([_view(*entry) for entry in batch]) if batch else []
         samples = [_with(sample, values=found) for (_, sample), found in zip(batch, values, strict=True)]
+        samples = masked(samples, mask=self._algorithm.mask)
         for sample in samples:
             self.advantages[sample.group_id][sample.index] = statistics.fmean(sample.advantages_N)
         updates = [self._trained(part, first=number == 0) for number, part in enumerate(self._parts(samples))]
@@ -178,11 +200,9 @@ class BatchStep(TrainingStep):
 
     def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
         """Forward passes without gradient over all batches."""
-        for payloads in rounds(batches, ranks=self._ranks.size):
-            for samples, answers in zip(payloads, self._ranks.call("prepare", payloads), strict=True):
-                for sample, prepared in zip(samples, answers if samples else [], strict=True):  # a dummy's is nobody's
-                    name = sample.group_id, sample.index
-                    self._batch[name] = self._batch[name][0], replace(sample, **prepared)
+        for sample in self._prepared(batches):
+            name = sample.group_id, sample.index
+            self._batch[name] = self._batch[name][0], sample
 
     def _parts(self, samples: Sequence[PackedSample]) -> Iterator[list[PackedSample]]:
         """The mini-batches of all epochs; without samples one empty one, for the optimiser's momentum."""
@@ -197,7 +217,7 @@ class BatchStep(TrainingStep):
         """One mini-batch and its update."""
         if not first:
             everywhere(self._ranks, "zero")
-        self._accumulate(pack_for_ranks(samples, budget_tokens=self._budget_tokens, ranks=self._ranks.size))
+        self._accumulate(self._packed(samples))
         count, tokens = len(samples), sum(sample.trained for sample in samples)
         critic = self._algorithm.critic
         return self._update(
@@ -245,6 +265,15 @@ def _turns(sample: pb.Sample) -> tuple[ModelTurn, ...]:
         for segment in segments(sample)
         if not segment.observation
     )
+
+
+def masked(samples: Sequence[PackedSample], *, mask: BatchMask | None) -> list[PackedSample]:
+    """The step's samples, each told which of its tokens the mask keeps; without a mask as they are."""
+    if mask is None or not samples:
+        return list(samples)
+    log_ratio_N = [p - mu for s in samples for p, mu in zip(s.proximal_N or (), s.behaviour_N, strict=True)]
+    kept_N = iter(mask(torch.tensor(log_ratio_N, dtype=torch.float64)).tolist())
+    return [replace(s, kept_N=array("f", islice(kept_N, s.trained))) for s in samples]
 
 
 def _with(sample: PackedSample, *, values: TokenValues) -> PackedSample:
