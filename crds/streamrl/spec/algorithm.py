@@ -120,6 +120,25 @@ class PpoSpec(Updates):
     critic: Critic = Field(default=Critic(), description="The value model.")
 
 
+class TbaSpec(SpecModel):
+    """Trajectory balance (TBA, arXiv 2503.18929): the policy becomes the initial model times exp(reward / beta), whoever drew the samples."""
+
+    beta: float = Field(
+        default=0.01, gt=0, le=1000, description="Temperature of the target; large values stay near the initial model."
+    )
+    mini_batches: int = Field(default=1, ge=1, le=1024, description="Optimiser updates a step.")
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the batch."""
+        return 1
+
+    @property
+    def reference_kl(self) -> ReferenceKl:
+        """The initial model is part of the target; the divergence from it is only measured."""
+        return ReferenceKl(coefficient=0.0)
+
+
 class TwoSidedClip(SpecModel):
     """The ratio is that of policy to behaviour; where the advantage is negative it is bounded too (arXiv 1912.09729)."""
 
@@ -189,7 +208,16 @@ class Correction(OneOf):
 class AlgorithmSpec(OneOf):
     """The learning rule."""
 
-    one_of: ClassVar[tuple[str, ...]] = ("grpo", "dr_grpo", "dapo", "rloo", "reinforce_pp", "ppo", "gspo")
+    one_of: ClassVar[tuple[str, ...]] = (
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "rloo",
+        "reinforce_pp",
+        "ppo",
+        "gspo",
+        "trajectory_balance",
+    )
 
     grpo: GrpoSpec | None = Field(default=None, description="Group relative policy optimisation.")
     dr_grpo: DrGrpoSpec | None = Field(default=None, description="GRPO without its length and difficulty biases.")
@@ -200,6 +228,9 @@ class AlgorithmSpec(OneOf):
     )
     ppo: PpoSpec | None = Field(default=None, description="Proximal policy optimisation with a critic.")
     gspo: GspoSpec | None = Field(default=None, description="Sequence-level ratios.")
+    trajectory_balance: TbaSpec | None = Field(
+        default=None, description="Trajectory balance, right for samples of any age."
+    )
     correction: Correction = Field(
         default_factory=lambda: Correction.model_validate({"twoSidedClip": {}}),
         description="Correction for samples of another policy.",
@@ -210,5 +241,14 @@ class AlgorithmSpec(OneOf):
             "correction m2po must not be used with gspo: it is of tokens, gspo's ratios are of sequences",
             "!has(self.gspo) || !has(self.correction.m2po)",
             lambda algorithm: algorithm.gspo is not None and algorithm.correction.m2po is not None,
+        ),
+        FieldRule(
+            "correction must be absent with trajectoryBalance: it needs none",
+            "!has(self.trajectoryBalance) || has(self.correction.twoSidedClip)",
+            lambda algorithm: (
+                algorithm.trajectory_balance is not None
+                and algorithm.correction.two_sided_clip is None
+                and algorithm.correction.key
+            ),
         ),
     )

@@ -30,6 +30,7 @@ RULES = {
     "gspo": {"clipLow": 0.3, "clipHigh": 0.3},
     "reinforcePP": {"epochs": 2, "miniBatches": 3, "referenceKl": {}},
     "ppo": {"epochs": 2, "miniBatches": 2, "referenceKl": {}},
+    "trajectoryBalance": {"beta": 0.1},
 }
 
 
@@ -204,13 +205,14 @@ class Recording:
 
 
 @pytest.mark.parametrize(
-    ("rule", "correction"), [("grpo", None), ("grpo", {"m2po": {"threshold": 2.0}}), ("ppo", None)]
+    ("rule", "correction"),
+    [("grpo", None), ("grpo", {"m2po": {"threshold": 2.0}}), ("ppo", None), ("trajectoryBalance", None)],
 )
 def test_two_ranks_share_the_work_of_one(rule, correction):
     """Two ranks that do not talk to each other: their gradients add up, their sums are merged."""
     spec = trainer_spec(
         rule=rule,
-        algorithm={"referenceKl": {}},
+        algorithm={"beta": 0.5} if rule == "trajectoryBalance" else {"referenceKl": {}},
         correction=correction,
         microBatchTokens=40,
         gradientClipNorm=1e6,

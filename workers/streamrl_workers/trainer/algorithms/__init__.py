@@ -21,6 +21,7 @@ ALGORITHMS: dict[str, str] = {
     "reinforcePP": "reinforce_pp.ReinforcePlusPlus",
     "ppo": "ppo.Ppo",
     "gspo": "gspo.Gspo",
+    "trajectoryBalance": "tba.Tba",
 }
 """Name in an RLJob -> module of this folder and class."""
 

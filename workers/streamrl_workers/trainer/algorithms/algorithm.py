@@ -45,6 +45,7 @@ class TokenView:
 
     reward: float
     turns: tuple[ModelTurn, ...]  # they cover the N tokens
+    group_id: int = 0
     proximal_N: Sequence[float] | None = None  # log-probs under the weights of the batch's start
     reference_N: Sequence[float] | None = None  # log-probs under the initial weights
     values_N: Sequence[float] | None = None  # the critic's, of the text before each token
@@ -92,7 +93,7 @@ class Algorithm(ABC):
 
     def __init__(self, setup: AlgorithmSetup) -> None:
         self.reference_kl: ReferenceKl | None = setup.spec.reference_kl  # not None: reference log-probs are wanted
-        self._clip: Clip = setup.spec
+        self._clip: Clip = setup.spec  # where the algorithm clips
         self._correction = setup.correction
         self.mask = setup.mask  # not None: the step's log-probs are wanted before its first sample is trained
 

@@ -252,6 +252,7 @@ def _view(sample: pb.Sample, packed: PackedSample) -> TokenView:
     return TokenView(
         reward=sample.reward,
         turns=_turns(sample),
+        group_id=sample.group_id,
         proximal_N=packed.proximal_N,
         reference_N=packed.reference_N,
         values_N=packed.values_N,
