@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from streamrl.spec.base import FieldRule, OneOf, SpecModel
+from streamrl.spec.base import ByteQuantity, FieldRule, OneOf, SpecModel
 
 
 class ReferenceKl(SpecModel):
@@ -120,6 +120,25 @@ class PpoSpec(Updates):
     critic: Critic = Field(default=Critic(), description="The value model.")
 
 
+class Replay(SpecModel):
+    """Samples that a step trains again besides its own groups, from a buffer in the trainer that is part of its checkpoints."""
+
+    share_percent: int = Field(
+        default=5,
+        ge=1,
+        le=90,
+        description="Share of replayed groups among those that a step trains; each is one prompt with up to `groupSize` samples.",
+    )
+    by: Literal["Recency", "Reward"] = Field(
+        default="Reward",
+        description="Which samples of a prompt. Recency: the newest. Reward: drawn with weights exp(reward).",
+    )
+    capacity: int = Field(default=100, ge=2, le=65_536, description="Samples kept of one prompt; the oldest leave.")
+    max_bytes: ByteQuantity = Field(
+        default="256Mi", description="Main memory for all samples, and what each checkpoint grows by; the oldest leave."
+    )
+
+
 class TbaSpec(SpecModel):
     """Trajectory balance (TBA, arXiv 2503.18929): the policy becomes the initial model times exp(reward / beta), whoever drew the samples."""
 
@@ -127,6 +146,7 @@ class TbaSpec(SpecModel):
         default=0.01, gt=0, le=1000, description="Temperature of the target; large values stay near the initial model."
     )
     mini_batches: int = Field(default=1, ge=1, le=1024, description="Optimiser updates a step.")
+    replay: Replay | None = Field(default=None, description="Samples that are trained again; absent = none.")
 
     @property
     def epochs(self) -> int:

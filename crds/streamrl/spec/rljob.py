@@ -127,6 +127,16 @@ class RLJobSpec(SpecModel):
                 and f"topP {spec.task.sampling.top_p:g}, topK {spec.task.sampling.top_k}"
             ),
         ),
+        FieldRule(
+            "algorithm.trajectoryBalance.replay must be absent with task.environment or task.agent: its samples are told apart by their prompts",
+            "!has(self.algorithm.trajectoryBalance) || !has(self.algorithm.trajectoryBalance.replay) || "
+            "!(has(self.task.environment) || has(self.task.agent))",
+            lambda spec: (
+                spec.task.turns is not None
+                and spec.algorithm.trajectory_balance is not None
+                and spec.algorithm.trajectory_balance.replay is not None
+            ),
+        ),
     )
 
     @classmethod
