@@ -36,7 +36,7 @@ _NOT_TRAINED_ON = ("reward_parts", "reward_error", "generate_s", "ended_at")
 
 
 @dataclass(slots=True, kw_only=True)
-class _Kept:
+class _KeptSample:
     data: bytes  # a pb.Sample
     reward: float
     step: int  # that trained it first
@@ -54,10 +54,10 @@ class ReplayBuffer:
 
     def clear(self) -> None:
         """As at the start of a run."""
-        self._samples: dict[tuple[bytes, bytes], _Kept] = {}  # by prompt and tokens, oldest first
-        self._prompts: dict[bytes, dict[bytes, _Kept]] = {}  # the same by prompt
+        self._samples: dict[tuple[bytes, bytes], _KeptSample] = {}  # by prompt and tokens, oldest first
+        self._prompts: dict[bytes, dict[bytes, _KeptSample]] = {}  # the same by prompt
         self._bytes = 0
-        self._drawn: list[list[_Kept]] = []
+        self._drawn: list[list[_KeptSample]] = []
 
     def draw(self, step: int) -> list[pb.Group]:
         """The groups that `step` trains besides its own."""
@@ -107,7 +107,7 @@ class ReplayBuffer:
         before, now = (steps * self._batch_groups * share // (100 - share) for steps in (step, step + 1))
         return now - before
 
-    def _chosen(self, kept: Sequence[_Kept], *, rng: random.Random) -> list[_Kept]:
+    def _chosen(self, kept: Sequence[_KeptSample], *, rng: random.Random) -> list[_KeptSample]:
         """As many as a group has; by reward: drawn without putting back, with weights exp(reward)."""
         if self._spec.by == "Recency":
             return list(kept[-self._group_size :])
@@ -123,7 +123,7 @@ class ReplayBuffer:
         prompt, tokens = _digest(sample.prompt_tokens), _digest(sample.tokens)
         if (prompt, tokens) in self._samples:
             reuses += self._remove(prompt, tokens).reuses
-        kept = _Kept(data=data, reward=sample.reward, step=step, reuses=reuses)
+        kept = _KeptSample(data=data, reward=sample.reward, step=step, reuses=reuses)
         self._samples[prompt, tokens] = self._prompts.setdefault(prompt, {})[tokens] = kept
         self._bytes += len(data)
         if len(self._prompts[prompt]) > self._spec.capacity:
@@ -131,7 +131,7 @@ class ReplayBuffer:
         while self._bytes > self._max_bytes:
             self._remove(*next(iter(self._samples)))
 
-    def _remove(self, prompt: bytes, tokens: bytes) -> _Kept:
+    def _remove(self, prompt: bytes, tokens: bytes) -> _KeptSample:
         kept = self._samples.pop((prompt, tokens))
         del self._prompts[prompt][tokens]
         if not self._prompts[prompt]:
@@ -156,7 +156,7 @@ def _trained_on(sample: pb.Sample) -> bytes:
     return kept.SerializeToString(deterministic=True)
 
 
-def _group(group_id: int, kept: Sequence[_Kept], *, step: int) -> pb.Group:
+def _group(group_id: int, kept: Sequence[_KeptSample], *, step: int) -> pb.Group:
     group = pb.Group(group_id=group_id, step=step, samples=[pb.Sample.FromString(one.data) for one in kept])
     for index, sample in enumerate(group.samples):
         sample.group_id, sample.sample_index = group_id, index
