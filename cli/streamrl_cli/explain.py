@@ -11,9 +11,8 @@ from streamrl.changes import PHRASES, has_parts, when
 from streamrl.clusters import RLCluster
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec.parse import unknown_field
-from streamrl.spec.phrases import allowed, type_name, unit
 from streamrl.spec.rljob import RLJob
-from streamrl.spec.schema import Schema, children, plain_schema, schema_at
+from streamrl.spec.schema import Schema, allowed, children, plain_schema, schema_at, type_name, unit
 from streamrl_cli import console
 
 _WIDTH = 100

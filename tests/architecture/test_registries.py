@@ -5,11 +5,12 @@ from collections.abc import Collection, Iterator
 import pytest
 
 from streamrl.spec import OneOf, RLJob, SpecModel
+from streamrl.spec.algorithm import AlgorithmSpec, Correction
 from streamrl.spec.generators import GeneratorEngine, Scaling
 from streamrl.spec.scheduling import Dispatch, RankerSpec
 from streamrl.spec.task import Dataset, EnvironmentSpec, Reward
 from streamrl.spec.trackers import Trackers
-from streamrl.spec.training import AlgorithmSpec, Correction, TrainerEngine, Weights
+from streamrl.spec.training import TrainerEngine, Weights
 from streamrl_operator.autoscaler import POLICIES as SCALING_POLICIES
 from streamrl_workers.environments.registry import ENVIRONMENTS
 from streamrl_workers.generator.engines import ENGINES as GENERATOR_ENGINES

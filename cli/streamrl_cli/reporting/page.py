@@ -222,6 +222,11 @@ def all_charts(run: RunData) -> list[Chart]:
             "Age in steps of the samples of each step.",
             _lines_of(run, {"mean": "staleness_mean", "max": "staleness_max"}),
         ),
+        (
+            "Replay",
+            "Samples that each step trained again, and how often these have been by now.",
+            _told_by_trainer(run, {"samples": "replayed_samples", "mean reuses": "replay_reuses_mean"}),
+        ),
         ("Queue", "Samples that wait for a slot, at the end of each step.", _lines_of(run, {"waiting": "queue"})),
         ("Generators", "Replicas wanted of each elastic pool; the reason stands at each change.", replicas(run)),
         ("Gradient norm", "Before clipping.", _gradient_norm(run)),
@@ -358,12 +363,15 @@ def lines_by_step(steps: Sequence[int], series: Mapping[str, Sequence[float | No
 def _gradient_norm(run: RunData) -> Figure:
     if run.folder.job.spec.trainer.engine.simulated is not None:
         return figure([])  # it says 0 at each step, since it has no gradient
-    norms = {
-        line["step"]: line["trainer"]["gradient_norm"]
-        for line in run.steps
-        if "gradient_norm" in line.get("trainer", {})
+    return _told_by_trainer(run, {"gradient_norm": "gradient_norm"})
+
+
+def _told_by_trainer(run: RunData, metrics: Mapping[str, str]) -> Figure:
+    """Of the steps whose trainer told them."""
+    told = {
+        line["step"]: line["trainer"] for line in run.steps if set(metrics.values()) <= set(line.get("trainer", {}))
     }
-    return lines_by_step(list(norms), {"gradient_norm": list(norms.values())})
+    return lines_by_step(list(told), {name: [one[metric] for one in told.values()] for name, metric in metrics.items()})
 
 
 def _by_pool_and_lag(run: RunData, measure: str) -> Figure:

@@ -11,9 +11,8 @@ from pydantic_core import ErrorDetails
 
 from streamrl.errors import UserError, UserErrors
 from streamrl.files import read_json
-from streamrl.spec.phrases import allowed
 from streamrl.spec.rljob import RLJob
-from streamrl.spec.schema import Schema, children, is_amount, path_text, plain_schema, refusals, schema_at
+from streamrl.spec.schema import Schema, allowed, children, is_amount, path_text, plain_schema, refusals, schema_at
 
 DOCUMENT = "(document)"
 """The field of an error about the whole document."""

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from streamrl import changes, names
+from streamrl.spec.algorithm import AlgorithmSpec
 from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
 from streamrl.spec.generators import GeneratorPool, PoolName
 from streamrl.spec.model import Model
@@ -14,7 +15,6 @@ from streamrl.spec.storage import Storage
 from streamrl.spec.task import Task
 from streamrl.spec.trackers import Trackers
 from streamrl.spec.training import (
-    AlgorithmSpec,
     FailurePolicy,
     Pipeline,
     Trainer,
@@ -125,6 +125,16 @@ class RLJobSpec(SpecModel):
                 any(pool.engine.key == "vllm" for pool in spec.generators)
                 and (spec.task.sampling.top_p < 1 or spec.task.sampling.top_k is not None)
                 and f"topP {spec.task.sampling.top_p:g}, topK {spec.task.sampling.top_k}"
+            ),
+        ),
+        FieldRule(
+            "algorithm.trajectoryBalance.replay must be absent with task.environment or task.agent: its samples are told apart by their prompts",
+            "!has(self.algorithm.trajectoryBalance) || !has(self.algorithm.trajectoryBalance.replay) || "
+            "!(has(self.task.environment) || has(self.task.agent))",
+            lambda spec: (
+                spec.task.turns is not None
+                and spec.algorithm.trajectory_balance is not None
+                and spec.algorithm.trajectory_balance.replay is not None
             ),
         ),
     )

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from streamrl.errors import UserError, UserErrors, shorten
 from streamrl.spec import RLJob, parse_bytes, parse_job
 from streamrl.spec.parse import suggest
-from streamrl.spec.phrases import allowed, type_name, unit
-from streamrl.spec.schema import job_schema, path_text, plain_schema, schema_at
+from streamrl.spec.schema import allowed, job_schema, path_text, plain_schema, schema_at, type_name, unit
 from streamrl.spec.training import Pipeline
 from streamrl.status import RLJobStatus
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from streamrl.errors import UserError
 from streamrl.keys import ENV_CODE_DIR, ENV_GRPC_PORT, ENV_PROCESS, ENV_RUN_DIR, ENV_SIGNALS_PORT, FILE_JOB
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from streamrl.spec.base import SpecModel, parse_bytes
 from streamrl.spec.rljob import RLJobSpec
 from streamrl.spec.scheduling import Rebalance
 from streamrl.spec.task import Sampling
-from streamrl.spec.training import AlgorithmSpec, DynamicSamplingSpec, Mode
+from streamrl.spec.training import Mode
 from streamrl_workers.process.environment_variables import (
     WorkerVariables,
     job_file,

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl.spec.training import Correction
-from streamrl_workers.trainer.algorithms.corrections import create_correction
+from streamrl.spec.algorithm import Correction
+from streamrl_workers.trainer.algorithms.corrections import create_correction, create_mask
 
 SEQUENCES = st.lists(st.lists(st.floats(-3, 3), min_size=1, max_size=5), max_size=4)
 """Of each sequence, log proximal - log behaviour of its tokens."""
@@ -61,3 +61,34 @@ def test_a_ratio_beyond_all_numbers_stays_finite(level):
     far = [[500.0, 500.0], [-500.0, -500.0]]
     assert weights(far, {"truncatedImportance": {"level": level}}) == pytest.approx([2.0, 2.0, 0.0, 0.0])
     assert weights(far, {"maskedImportance": {"level": level}}) == [0.0] * 4
+
+
+def kept_by_m2po(log_ratios: list[float], threshold: float) -> list[bool]:
+    mask = create_mask(Correction.model_validate({"m2po": {"threshold": threshold}}))
+    return mask(torch.tensor(log_ratios, dtype=torch.float64)).tolist()
+
+
+@given(log_ratios=st.lists(st.floats(-3, 3), max_size=20), threshold=st.floats(0.01, 4), seed=st.randoms())
+def test_m2po_leaves_out_the_farthest_tokens_and_no_more_than_it_must(log_ratios, threshold, seed):
+    kept = kept_by_m2po(log_ratios, threshold)
+    squares = [d * d for d, keep in zip(log_ratios, kept, strict=True) if keep]
+    gone = [d * d for d, keep in zip(log_ratios, kept, strict=True) if not keep]
+    if squares:
+        assert sum(squares) / len(squares) <= threshold + 1e-12
+    if gone:
+        assert min(gone) > max(squares, default=-1.0)
+        equal = [square for square in gone if square == min(gone)]  # these go together
+        assert (sum(squares) + sum(equal)) / len([*squares, *equal]) > threshold - 1e-12
+    order = seed.sample(range(len(log_ratios)), len(log_ratios))
+    assert kept_by_m2po([log_ratios[i] for i in order], threshold) == [kept[i] for i in order]
+
+
+def test_m2po_keeps_no_token_whose_ratio_is_no_number():
+    assert kept_by_m2po([0.0, math.nan, 0.1, math.inf], 0.04) == [True, False, True, False]
+    assert kept_by_m2po([], 0.04) == []
+    assert create_mask(Correction.model_validate({"twoSidedClip": {}})) is None
+
+
+def test_m2po_keeps_every_token_of_samples_that_are_close():
+    assert all(kept_by_m2po([0.1, -0.2, 0.0, 0.15], 0.04))
+    assert weights([[1000.0, 0.5], [-0.5]], {"m2po": {}}) == pytest.approx([math.inf, math.exp(0.5), math.exp(-0.5)])

@@ -30,6 +30,7 @@ RULES = {
     "gspo": {"clipLow": 0.3, "clipHigh": 0.3},
     "reinforcePP": {"epochs": 2, "miniBatches": 3, "referenceKl": {}},
     "ppo": {"epochs": 2, "miniBatches": 2, "referenceKl": {}},
+    "trajectoryBalance": {"beta": 0.1},
 }
 
 
@@ -148,6 +149,20 @@ def test_decoupled_ppo_leaves_out_tokens_above_the_cap():
     assert masked["correction_weight_mean"] < 1.0
 
 
+def test_m2po_masks_over_the_step_and_leaves_fresh_samples_alone():
+    """Log-probs of any other policy are masked until the rest is near; those of the policy itself are not."""
+    worker = tiny_worker(spec := trainer_spec(correction={"m2po": {}}, microBatchTokens=40))
+    far = _step(tiny_engine(spec))
+    assert 0.0 < far["masked_fraction"] < 1.0
+    groups = _groups()
+    for sample in (s for group in groups for s in group.samples):
+        (prepared,) = worker.prepare(pack_sample(sample, step=0, attempt=1))
+        sample.logprobs = array("f", prepared["proximal_N"]).tobytes()
+    near = _step(engine_on(worker, spec=spec), groups=groups)
+    assert (near["masked_fraction"], near["clip_fraction"]) == (0.0, 0.0)
+    assert near["correction_weight_mean"] == pytest.approx(1.0, abs=1e-5)
+
+
 def test_a_coefficient_of_zero_only_measures():
     plain = _step(tiny_engine(trainer_spec()))
     measured = _step(tiny_engine(trainer_spec(algorithm={"referenceKl": {"coefficient": 0.0}})))
@@ -205,11 +220,19 @@ class Recording:
         return self._inner.call(method, payloads)
 
 
-@pytest.mark.parametrize("rule", ["grpo", "ppo"])
-def test_two_ranks_share_the_work_of_one(rule):
+@pytest.mark.parametrize(
+    ("rule", "correction"),
+    [("grpo", None), ("grpo", {"m2po": {"threshold": 2.0}}), ("ppo", None), ("trajectoryBalance", None)],
+)
+def test_two_ranks_share_the_work_of_one(rule, correction):
     """Two ranks that do not talk to each other: their gradients add up, their sums are merged."""
     spec = trainer_spec(
-        rule=rule, algorithm={"referenceKl": {}}, microBatchTokens=40, gradientClipNorm=1e6, learningRate=1e-9
+        rule=rule,
+        algorithm={"beta": 0.5} if rule == "trajectoryBalance" else {"referenceKl": {}},
+        correction=correction,
+        microBatchTokens=40,
+        gradientClipNorm=1e6,
+        learningRate=1e-9,
     )
     alone, pair = tiny_worker(spec), SideBySide(tiny_worker(spec), tiny_worker(spec))
     whole = _step(engine_on(alone, spec=spec))

@@ -11,7 +11,7 @@ from streamrl.spec import RLJobSpec
 
 if TYPE_CHECKING:
     from streamrl_workers.trainer.algorithms.algorithm import Algorithm
-    from streamrl_workers.trainer.algorithms.corrections import Corrector
+    from streamrl_workers.trainer.algorithms.corrections import BatchMask, Corrector
 
 ALGORITHMS: dict[str, str] = {
     "grpo": "grpo.Grpo",
@@ -21,6 +21,7 @@ ALGORITHMS: dict[str, str] = {
     "reinforcePP": "reinforce_pp.ReinforcePlusPlus",
     "ppo": "ppo.Ppo",
     "gspo": "gspo.Gspo",
+    "trajectoryBalance": "tba.Tba",
 }
 """Name in an RLJob -> module of this folder and class."""
 
@@ -29,8 +30,9 @@ ALGORITHMS: dict[str, str] = {
 class AlgorithmSetup:
     """What an algorithm is built from."""
 
-    spec: Any  # the member's own model, as `streamrl.spec.training.Grpo`
+    spec: Any  # the member's own model, as `streamrl.spec.algorithm.GrpoSpec`
     correction: "Corrector"
+    mask: "BatchMask | None" = None  # of the correction
     max_tokens: int  # of one turn of the model
 
 
@@ -45,12 +47,13 @@ def algorithm_class(name: str) -> "type[Algorithm]":
 
 def create_algorithm(spec: RLJobSpec) -> "Algorithm":
     """The job's algorithm, with the job's constants."""
-    from streamrl_workers.trainer.algorithms.corrections import create_correction
+    from streamrl_workers.trainer.algorithms.corrections import create_correction, create_mask
 
     algorithm = spec.algorithm
     setup = AlgorithmSetup(
         spec=algorithm.value,
         correction=create_correction(algorithm.correction),
+        mask=create_mask(algorithm.correction),
         max_tokens=spec.task.sampling.max_tokens,
     )
     return algorithm_class(algorithm.key)(setup)

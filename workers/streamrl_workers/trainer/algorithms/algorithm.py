@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from streamrl.spec.training import Clip, Critic, ReferenceKl
+from streamrl.spec.algorithm import Clip, Critic, ReferenceKl
 from streamrl_workers.trainer.algorithms import AlgorithmSetup
 
 Aggregation = Literal["SequenceMean", "TokenMean", "SequenceSum", "FixedLength"]
@@ -46,6 +46,7 @@ class TokenView:
 
     reward: float
     turns: tuple[ModelTurn, ...]  # they cover the N tokens
+    group_id: int = 0
     proximal_N: Sequence[float] | None = None  # log-probs under the weights of the batch's start
     reference_N: Sequence[float] | None = None  # log-probs under the initial weights
     values_N: Sequence[float] | None = None  # the critic's, of the text before each token
@@ -69,6 +70,9 @@ class TokenBatch:
     advantages_N: torch.Tensor
     sequences_N: torch.Tensor  # int64: which sequence of this pass the token is of
     reference_N: torch.Tensor | None = None  # of the initial model
+    kept_N: torch.Tensor | None = (
+        None  # bool: False where the correction's mask leaves the token out; None: there is no mask
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +94,9 @@ class Algorithm(ABC):
 
     def __init__(self, setup: AlgorithmSetup) -> None:
         self.reference_kl: ReferenceKl | None = setup.spec.reference_kl  # not None: reference log-probs are wanted
-        self._clip: Clip = setup.spec
+        self._clip: Clip = setup.spec  # where the algorithm clips
         self._correction = setup.correction
+        self.mask = setup.mask  # not None: the step's log-probs are wanted before its first sample is trained
 
     @abstractmethod
     def token_loss(self, batch: TokenBatch) -> TokenLoss:

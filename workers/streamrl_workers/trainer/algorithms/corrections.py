@@ -10,6 +10,9 @@ Importance weights, of token t of sequence y:
     Sequence   w_t = prod over all tokens u of y of r_u     the whole ratio, the same at each token; far from 1 for long sequences
 
 The mean of the losses is over all tokens, those of weight 0 too.
+
+A correction may also have a mask: which tokens take part follows from the log-ratios of the whole step. The engine then forms the
+proximal log-probs of all samples before it trains the first; the tokens that are left out get weight 0.
 """
 
 import math
@@ -19,10 +22,11 @@ from typing import Any, Protocol
 
 import torch
 
-from streamrl.spec.training import (
+from streamrl.spec.algorithm import (
     Correction,
     DecoupledPpo,
     ImportanceLevel,
+    M2po,
     MaskedImportance,
     TruncatedImportance,
     TwoSidedClip,
@@ -43,6 +47,10 @@ class Corrector(Protocol):
 
     def __call__(self, *, proximal_N: torch.Tensor, behaviour_N: torch.Tensor, sequences_N: torch.Tensor) -> Corrected:
         """Log-probs without gradient, and which sequence each token is of."""
+
+
+BatchMask = Callable[[torch.Tensor], torch.Tensor]
+"""log proximal - log mu of all tokens of a step [N] -> bool [N]: True where the token takes part."""
 
 
 def two_sided_clip(spec: TwoSidedClip) -> Corrector:
@@ -88,18 +96,53 @@ def decoupled_ppo(spec: DecoupledPpo) -> Corrector:
     return masked_importance(MaskedImportance(low=0.0, high=spec.cap))
 
 
+def m2po(spec: M2po) -> Corrector:
+    """Weight proximal / mu; ratio pi / proximal. The step's tokens are masked by `second_moment_mask` (M2PO, arXiv 2510.01161)."""
+    del spec
+
+    def correct(*, proximal_N: torch.Tensor, behaviour_N: torch.Tensor, sequences_N: torch.Tensor) -> Corrected:
+        weight_N = importance(proximal_N - behaviour_N, sequences_N=sequences_N, level="Token")
+        return Corrected(anchor_N=proximal_N, weight_N=weight_N)
+
+    return correct
+
+
+def second_moment_mask(spec: M2po) -> BatchMask:
+    """Leaves out as few tokens as possible, largest |d| first, until the mean of d^2 of the rest is at most `threshold` (algorithm 1).
+
+    Equal |d| stay or go together, so the order of the tokens does not matter.
+    """
+
+    def kept(log_ratio_N: torch.Tensor) -> torch.Tensor:
+        squares_N = log_ratio_N.double().square()
+        rising_N, _ = squares_N.sort()
+        means_N = rising_N.cumsum(0) / torch.arange(1, len(rising_N) + 1, dtype=torch.float64)  # they rise too
+        count = int((means_N <= spec.threshold).sum())
+        return squares_N < rising_N[count] if count < len(rising_N) else torch.ones_like(squares_N, dtype=torch.bool)
+
+    return kept
+
+
 CORRECTIONS: dict[str, Callable[[Any], Corrector]] = {
     "twoSidedClip": two_sided_clip,
     "truncatedImportance": truncated_importance,
     "maskedImportance": masked_importance,
     "decoupledPpo": decoupled_ppo,
+    "m2po": m2po,
 }
 """By name, as in `algorithm.correction` of an RLJob."""
+MASKS: dict[str, Callable[[Any], BatchMask]] = {"m2po": second_moment_mask}
+"""Of those that have one."""
 
 
 def create_correction(spec: Correction) -> Corrector:
     """The correction that the job chose."""
     return CORRECTIONS[spec.key](spec.value)
+
+
+def create_mask(spec: Correction) -> BatchMask | None:
+    """The mask of the correction that the job chose, if it has one."""
+    return MASKS[spec.key](spec.value) if spec.key in MASKS else None
 
 
 def importance(log_ratio_N: torch.Tensor, *, sequences_N: torch.Tensor, level: ImportanceLevel) -> torch.Tensor:

@@ -11,7 +11,7 @@ groups arrive here), and a soft punishment of overlong completions, added to the
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamrl.spec import training
+from streamrl.spec.algorithm import Overlong
 from streamrl_workers.trainer.algorithms import AlgorithmSetup
 from streamrl_workers.trainer.algorithms.algorithm import RewardedSample
 from streamrl_workers.trainer.algorithms.grpo import GroupSurrogate
@@ -25,7 +25,7 @@ class Dapo(GroupSurrogate):
 
     def __init__(self, setup: AlgorithmSetup) -> None:
         super().__init__(setup)
-        self._overlong: training.Overlong | None = setup.spec.overlong
+        self._overlong: Overlong | None = setup.spec.overlong
         self._max_tokens = setup.max_tokens
 
     def advantages(self, samples: Sequence[RewardedSample]) -> list[float | None]:
@@ -36,7 +36,7 @@ class Dapo(GroupSurrogate):
         return super().advantages(samples)
 
 
-def _punished(sample: RewardedSample, *, overlong: training.Overlong, max_tokens: int) -> RewardedSample:
+def _punished(sample: RewardedSample, *, overlong: Overlong, max_tokens: int) -> RewardedSample:
     if sample.reward is None:
         return sample
     longest = max((turn.tokens for turn in sample.turns), default=0)

@@ -26,7 +26,7 @@ from typing import Literal
 
 import torch
 
-from streamrl.spec.training import Clip, ReferenceKl
+from streamrl.spec.algorithm import Clip, ReferenceKl
 from streamrl_workers.trainer.algorithms.algorithm import TokenBatch, TokenLoss, TokenView
 from streamrl_workers.trainer.algorithms.corrections import Corrector
 
@@ -44,6 +44,7 @@ ESTIMATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def clipped_surrogate(batch: TokenBatch, *, clip: Clip, correction: Corrector) -> TokenLoss:
     """L of each token."""
     corrected = correction(proximal_N=batch.proximal_N, behaviour_N=batch.behaviour_N, sequences_N=batch.sequences_N)
+    weight_N = corrected.weight_N if batch.kept_N is None else corrected.weight_N.masked_fill(~batch.kept_N, 0.0)
     low, high, cap = 1.0 - clip.clip_low, 1.0 + clip.clip_high, corrected.cap
     advantages_N = batch.advantages_N
     ratio_N = torch.exp(batch.logprobs_N - corrected.anchor_N)
@@ -53,10 +54,10 @@ def clipped_surrogate(batch: TokenBatch, *, clip: Clip, correction: Corrector) -
         below_N = (advantages_N < 0) & ((ratio_N < low) | (ratio_N > max(high, cap)))
         outside_N = (ratio_N < low) | (ratio_N > high)
     return TokenLoss(
-        loss_N=-corrected.weight_N * bounded_N,
+        loss_N=-weight_N * bounded_N,
         clipped_N=above_N | below_N,
         outside_N=outside_N,
-        weight_N=corrected.weight_N,
+        weight_N=weight_N,
     )
 
 

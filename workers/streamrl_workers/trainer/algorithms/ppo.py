@@ -12,7 +12,7 @@ The policy's loss is the clipped surrogate, the mean over the tokens of the upda
 
 from collections.abc import Sequence
 
-from streamrl.spec import training
+from streamrl.spec.algorithm import PpoSpec
 from streamrl_workers.trainer.algorithms import AlgorithmSetup
 from streamrl_workers.trainer.algorithms.algorithm import BatchAlgorithm, TokenBatch, TokenLoss, TokenValues, TokenView
 from streamrl_workers.trainer.algorithms.objective import clipped_surrogate, normalised, token_rewards
@@ -25,7 +25,7 @@ class Ppo(BatchAlgorithm):
 
     def __init__(self, setup: AlgorithmSetup) -> None:
         super().__init__(setup)
-        self._spec: training.PpoSpec = setup.spec
+        self._spec: PpoSpec = setup.spec
         self.critic = self._spec.critic
 
     def values(self, views: Sequence[TokenView]) -> list[TokenValues]:

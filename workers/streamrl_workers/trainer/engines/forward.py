@@ -54,6 +54,7 @@ class MicroBatch:
     weights_N: torch.Tensor  # of the token in the sum of losses
     proximal_N: torch.Tensor | None  # the rest: where every sample has it
     reference_N: torch.Tensor | None
+    kept_N: torch.Tensor | None
     values_N: torch.Tensor | None
     returns_N: torch.Tensor | None
 
@@ -80,6 +81,7 @@ def make_batch(samples: Sequence[PackedSample], *, aggregation: Aggregation, dev
         weights_N=weights_B.repeat_interleave(counts_B).to(device),
         proximal_N=_optional([sample.proximal_N for sample in samples], device=device),
         reference_N=_optional([sample.reference_N for sample in samples], device=device),
+        kept_N=_optional([sample.kept_N for sample in samples], device=device),
         values_N=_optional([sample.values_N for sample in samples], device=device),
         returns_N=_optional([sample.returns_N for sample in samples], device=device),
     )

@@ -43,6 +43,7 @@ class PackedSample:
     version_lag: int = 0  # steps, of the sample's oldest token
     proximal_N: "array[float] | None" = None  # log-probs under the weights of the batch's start
     reference_N: "array[float] | None" = None  # log-probs under the initial weights
+    kept_N: "array[float] | None" = None  # 1 or 0: whether the correction's mask keeps the token
     values_N: "array[float] | None" = None  # the critic's at the batch's start
     returns_N: "array[float] | None" = None  # what the critic is to learn
 
@@ -76,6 +77,7 @@ DUMMY = PackedSample(
     advantages_N=array("d"),
     proximal_N=array("f"),
     reference_N=array("f"),
+    kept_N=array("f"),
     values_N=array("f"),
     returns_N=array("d"),
 )

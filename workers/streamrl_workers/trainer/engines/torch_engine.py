@@ -47,9 +47,10 @@ from streamrl_workers.trainer.engines.sharding import (
     recompute_blocks,
     shard_first,
 )
-from streamrl_workers.trainer.engines.step_metrics import StepMetrics
+from streamrl_workers.trainer.engines.step_metrics import StepMetrics, is_trained
 from streamrl_workers.trainer.engines.training_step import create_training_step
 from streamrl_workers.trainer.engines.worker import RankModels, RankWorker
+from streamrl_workers.trainer.replay import create_replay
 from streamrl_workers.weights.hashing import TensorBytes
 
 _STORE_PORT = "store_port"
@@ -63,18 +64,26 @@ class TorchEngine:
         self._pools = [pool.name for pool in spec.generators]
         self._step = create_training_step(algorithm, ranks=ranks, spec=spec)
         self._metrics = StepMetrics(step=0)
+        self._replay = create_replay(spec)
+        self._fresh: list[pb.Sample] = []
 
     def begin_step(self, step: int, *, attempt: int) -> None:
         """Begin with gradients and sums of zero."""
         self._metrics = StepMetrics(step=step)
         self._step.begin(step, attempt=attempt)
         everywhere(self._ranks, "begin")
+        self._fresh = []
+        if self._replay is not None:
+            for group in self._replay.draw(step):
+                self._step.add(group)
 
     def add(self, groups: Sequence[pb.Group]) -> None:
         """Count groups; their samples wait for a micro-step."""
         for group in groups:
             self._metrics.add(group)
             self._step.add(group)
+            if self._replay is not None:
+                self._fresh += filter(is_trained, group.samples)
 
     def advance(self, *, idle: bool) -> bool:
         """One micro-step on every rank."""
@@ -85,7 +94,8 @@ class TorchEngine:
         numbers = self._step.finish(self._metrics)
         measured = forward_metrics(everywhere(self._ranks, "measured"), updates=int(numbers["updates"]))
         diffs = logprob_diff_metrics(everywhere(self._ranks, "logprob_diffs"), pools=self._pools)
-        return self._metrics.metrics() | measured | diffs | numbers
+        replayed = {} if self._replay is None else self._replay.admit(self._metrics.step, self._fresh)
+        return self._metrics.metrics() | measured | diffs | numbers | replayed
 
     def advantages(self, group_ids: Sequence[int]) -> bytes:
         """As the algorithm formed them."""
@@ -97,12 +107,16 @@ class TorchEngine:
         return tensors
 
     def save(self, directory: Path) -> None:
-        """Models, optimisers, random state."""
+        """Models, optimisers, random state; the replay buffer."""
         everywhere(self._ranks, "save", str(directory))
+        if self._replay is not None:
+            self._replay.save(directory)
 
     def load(self, directory: Path) -> None:
         """Go back to what was saved."""
         everywhere(self._ranks, "load", str(directory))
+        if self._replay is not None:
+            self._replay.load(directory)
 
     def export(self, directory: Path) -> None:
         """As `from_pretrained` loads it."""

@@ -5,7 +5,8 @@ forward pass (`packing.py`), passes and gradients (`worker.py`), the formulas (`
 
 - `GroupStep`, for algorithms that need groups: advantages when a group arrives, micro-steps as samples stream in, one update. A group
   whose advantages are all zero has a gradient of exactly zero: it counts, but has no forward pass. Where the loss holds a divergence
-  it has a gradient, and gets its passes.
+  it has a gradient, and gets its passes. Where the correction has a mask, samples are prepared as they stream in, as those of
+  `BatchStep` are, and trained when the step is full.
 - `BatchStep`, for those that need the batch: what the algorithm must know of a sample before the first update (its log-probs, the
   reference's, the critic's values) is formed without gradient while others are still generated; when the batch is full, epochs of
   mini-batches, an update each. Which sample is in which mini-batch follows from the job's seed, the step and the samples' names, not
@@ -21,6 +22,9 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
+
+import torch
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
@@ -35,6 +39,7 @@ from streamrl_workers.trainer.algorithms.algorithm import (
     TokenValues,
     TokenView,
 )
+from streamrl_workers.trainer.algorithms.corrections import BatchMask
 from streamrl_workers.trainer.engines.packing import (
     PackedSample,
     Pending,
@@ -91,6 +96,16 @@ class TrainingStep(ABC):
         for payloads in rounds(batches, ranks=self._ranks.size):
             self._ranks.call("accumulate", payloads)
 
+    def _prepared(self, batches: Sequence[list[PackedSample]]) -> Iterator[PackedSample]:
+        """The samples with what is said of them before the step's updates: forward passes without gradient."""
+        for payloads in rounds(batches, ranks=self._ranks.size):
+            for samples, answers in zip(payloads, self._ranks.call("prepare", payloads), strict=True):
+                for sample, prepared in zip(samples, answers if samples else [], strict=True):  # a dummy's is nobody's
+                    yield replace(sample, **prepared)
+
+    def _packed(self, samples: Sequence[PackedSample]) -> list[list[PackedSample]]:
+        return pack_for_ranks(samples, budget_tokens=self._budget_tokens, ranks=self._ranks.size)
+
     def _update(self, update: Update) -> dict[str, float]:
         answer: dict[str, float] = everywhere(self._ranks, "update", update)[0]
         return answer
@@ -118,6 +133,7 @@ class GroupStep(TrainingStep):
         """With nothing pending."""
         super().begin(step, attempt=attempt)
         self._skipped_tokens = 0
+        self._waiting: list[PackedSample] = []  # for the mask: prepared
 
     def add(self, group: pb.Group) -> None:
         """Form advantages; samples wait for a micro-step."""
@@ -136,11 +152,15 @@ class GroupStep(TrainingStep):
             self._pending.add(waiting)
 
     def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
-        self._accumulate(batches)
+        if self._algorithm.mask is None:
+            self._accumulate(batches)
+        else:
+            self._waiting += self._prepared(batches)
 
     def finish(self, metrics: StepMetrics) -> dict[str, float]:
         """The rest of the samples, then the update."""
-        self._accumulate(self._pending.take_all())
+        self._pass(self._pending.take_all())
+        self._accumulate(self._packed(masked(self._waiting, mask=self._algorithm.mask)))
         scale = self._scale(
             self._algorithm.aggregation, samples=metrics.samples, sequences=metrics.sequences, tokens=metrics.tokens
         )
@@ -155,7 +175,8 @@ class BatchStep(TrainingStep):
         super().__init__(ranks=ranks, spec=spec)
         self._algorithm = algorithm
         several = algorithm.epochs * algorithm.mini_batches > 1
-        self._prepares = several or algorithm.reference_kl is not None or algorithm.critic is not None
+        wanted = (algorithm.reference_kl, algorithm.critic, algorithm.mask)
+        self._prepares = several or any(one is not None for one in wanted)
 
     def begin(self, step: int, *, attempt: int) -> None:
         """With an empty batch."""
@@ -182,16 +203,16 @@ class BatchStep(TrainingStep):
         for (sample, _), found in zip(batch, values, strict=True):
             self.advantages[sample.group_id][sample.sample_index] = statistics.fmean(found.advantages_N)
         samples = [_with(contexts, values=found) for (_, contexts), found in zip(batch, values, strict=True)]
+        kept = iter(masked(_flat(samples), mask=self._algorithm.mask))
+        samples = [[next(kept) for _ in contexts] for contexts in samples]
         updates = [self._trained(part, first=number == 0) for number, part in enumerate(self._parts(samples))]
         return _merged(updates) | {"skipped_tokens": 0.0, "explained_variance": _explained_variance(_flat(samples))}
 
     def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
         """Forward passes without gradient over all batches."""
-        for payloads in rounds(batches, ranks=self._ranks.size):
-            for samples, answers in zip(payloads, self._ranks.call("prepare", payloads), strict=True):
-                for sample, prepared in zip(samples, answers if samples else [], strict=True):  # a dummy's is nobody's
-                    _, contexts = self._batch[sample.group_id, sample.index]
-                    contexts[sample.context] = replace(sample, **prepared)
+        for sample in self._prepared(batches):
+            _, contexts = self._batch[sample.group_id, sample.index]
+            contexts[sample.context] = sample
 
     def _parts(self, samples: Sequence[_Contexts]) -> Iterator[list[_Contexts]]:
         """The mini-batches of all epochs; without samples one empty one, for the optimiser's momentum."""
@@ -207,7 +228,7 @@ class BatchStep(TrainingStep):
         if not first:
             everywhere(self._ranks, "zero")
         contexts = _flat(samples)
-        self._accumulate(pack_for_ranks(contexts, budget_tokens=self._budget_tokens, ranks=self._ranks.size))
+        self._accumulate(self._packed(contexts))
         count, tokens = len(samples), sum(context.trained for context in contexts)
         critic = self._algorithm.critic
         return self._update(
@@ -242,6 +263,7 @@ def _view(sample: pb.Sample, contexts: _Contexts) -> TokenView:
     return TokenView(
         reward=sample.reward,
         turns=_turns(sample),
+        group_id=sample.group_id,
         proximal_N=_joined([context.proximal_N for context in contexts]),
         reference_N=_joined([context.reference_N for context in contexts]),
         values_N=_joined([context.values_N for context in contexts]),
@@ -260,6 +282,15 @@ def _turns(sample: pb.Sample) -> tuple[ModelTurn, ...]:
         for segment in segments(sample)
         if not segment.observation
     )
+
+
+def masked(samples: Sequence[PackedSample], *, mask: BatchMask | None) -> list[PackedSample]:
+    """The step's samples, each told which of its tokens the mask keeps; without a mask as they are."""
+    if mask is None or not samples:
+        return list(samples)
+    log_ratio_N = [p - mu for s in samples for p, mu in zip(s.proximal_N or (), s.behaviour_N, strict=True)]
+    kept_N = iter(mask(torch.tensor(log_ratio_N, dtype=torch.float64)).tolist())
+    return [replace(s, kept_N=array("f", islice(kept_N, s.trained))) for s in samples]
 
 
 def _with(contexts: _Contexts, *, values: TokenValues) -> _Contexts:

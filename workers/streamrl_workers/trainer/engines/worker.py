@@ -275,7 +275,8 @@ class RankWorker:
             proximal_N=logprobs_N.detach() if batch.proximal_N is None else batch.proximal_N,
             advantages_N=batch.advantages_N,
             sequences_N=batch.sequences_N,
-            reference_N=self._reference_logprobs(batch) if self._algorithm.needs == "group" else batch.reference_N,
+            reference_N=self._reference_logprobs(batch) if batch.reference_N is None else batch.reference_N,
+            kept_N=None if batch.kept_N is None else batch.kept_N.bool(),
         )
         loss = self._algorithm.token_loss(tokens)
         total = (loss.loss_N * batch.weights_N).sum()

@@ -1,0 +1,274 @@
+"""The learning rule: algorithms, what they share, corrections for samples of another policy."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from streamrl.spec.base import ByteQuantity, FieldRule, OneOf, SpecModel
+
+
+class ReferenceKl(SpecModel):
+    """A pull towards the initial model, by an estimate of the Kullback-Leibler divergence to it."""
+
+    coefficient: float = Field(default=0.001, ge=0, le=100, description="Weight of the divergence; 0 only measures it.")
+    estimator: Literal["K1", "K2", "K3"] = Field(
+        default="K3",
+        description="Of log-ratio d = log policy - log reference: K1 d, K2 d^2/2, K3 exp(-d) - 1 + d (Schulman).",
+    )
+
+
+ReferenceKlField = Annotated[
+    ReferenceKl | None, Field(default=None, description="Pull towards the initial model; absent = none.")
+]
+
+
+class Clip(SpecModel):
+    """The bounds of PPO's clip (arXiv 1707.06347, eq. 7)."""
+
+    clip_low: float = Field(
+        default=0.2, gt=0, lt=1, description="Ratios below 1 - clipLow get no gradient where that would lower them."
+    )
+    clip_high: float = Field(
+        default=0.2, gt=0, le=10, description="Ratios above 1 + clipHigh get no gradient where that would raise them."
+    )
+    reference_kl: ReferenceKlField = None
+
+
+class GrpoSpec(Clip):
+    """Group relative policy optimisation (arXiv 2402.03300) on streamed, possibly stale samples."""
+
+    normalize_std: bool = Field(default=True, description="Divide advantages by the group's standard deviation.")
+    aggregation: Literal["SequenceMean", "TokenMean"] = Field(
+        default="SequenceMean", description="Mean over each sample's tokens first, or over all tokens of the step."
+    )
+
+
+class DrGrpoSpec(Clip):
+    """GRPO without its length and difficulty biases (arXiv 2503.20783): no division by length or deviation."""
+
+
+class Overlong(SpecModel):
+    """Soft punishment of completions that come close to `maxTokens` (arXiv 2503.14476, eq. 13)."""
+
+    buffer_tokens: int = Field(description="The punishment grows over the last so many tokens.", ge=1, le=1_048_576)
+    penalty: float = Field(default=1.0, gt=0, le=100, description="Punishment of a completion of full length.")
+
+
+class DynamicSamplingSpec(SpecModel):
+    """Groups whose rewards are all equal teach nothing: they are dropped, and others take their places."""
+
+    max_draws_per_step: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="Batches that may be scored for one step; once they are used up, equal groups are taken. 1 = nothing is dropped.",
+    )
+
+
+class DapoSpec(Clip):
+    """Decoupled clip and dynamic sampling (arXiv 2503.14476): higher upper bound, token-level loss."""
+
+    clip_high: float = Field(default=0.28, gt=0, le=10, description="As in `grpo`.")
+    overlong: Overlong | None = Field(default=None, description="Punishment of long completions; absent = none.")
+    dynamic_sampling: DynamicSamplingSpec = Field(
+        default=DynamicSamplingSpec(), description="Groups with equal rewards are drawn again."
+    )
+
+
+class RlooSpec(Clip):
+    """REINFORCE with the mean of the other samples as baseline (arXiv 2402.14740)."""
+
+
+class GspoSpec(Clip):
+    """Group sequence policy optimisation (arXiv 2507.18071): one ratio for a whole sequence."""
+
+    clip_low: float = Field(default=3e-4, gt=0, lt=1, description="As in `grpo`, for the sequence's ratio.")
+    clip_high: float = Field(default=4e-4, gt=0, le=10, description="As in `grpo`, for the sequence's ratio.")
+    normalize_std: bool = Field(default=True, description="Divide advantages by the group's standard deviation.")
+
+
+class Updates(Clip):
+    """Several optimiser updates on one batch."""
+
+    epochs: int = Field(default=1, ge=1, le=64, description="Passes over the batch.")
+    mini_batches: int = Field(default=1, ge=1, le=1024, description="Optimiser updates a pass.")
+
+
+class ReinforcePlusPlusSpec(Updates):
+    """REINFORCE++ (arXiv 2501.03262): advantages normalised over the whole batch; divergence in the reward."""
+
+    discount: float = Field(default=1.0, gt=0, le=1, description="Discount of a reward for each token before it.")
+
+
+class Critic(SpecModel):
+    """The value model: the initial model's body with a scalar head."""
+
+    learning_rate: float = Field(default=1e-5, gt=0, le=1, description="Learning rate of the critic.")
+    value_clip: float = Field(
+        default=0.2, gt=0, le=1e6, description="Values move at most so far from those of the batch's start."
+    )
+    warm_up_steps: int = Field(
+        default=0, ge=0, le=1_000_000, description="First steps in which the critic learns alone."
+    )
+
+
+class PpoSpec(Updates):
+    """Proximal policy optimisation (arXiv 1707.06347) with a critic and generalised advantages (arXiv 1506.02438)."""
+
+    discount: float = Field(default=1.0, gt=0, le=1, description="Discount of a reward for each token before it.")
+    gae_lambda: float = Field(default=1.0, ge=0, le=1, description="Lambda of generalised advantage estimation.")
+    critic: Critic = Field(default=Critic(), description="The value model.")
+
+
+class Replay(SpecModel):
+    """Samples that a step trains again besides its own groups, from a buffer in the trainer that is part of its checkpoints."""
+
+    share_percent: int = Field(
+        default=5,
+        ge=1,
+        le=90,
+        description="Share of replayed groups among those that a step trains; each is one prompt with up to `groupSize` samples.",
+    )
+    by: Literal["Recency", "Reward"] = Field(
+        default="Reward",
+        description="Which samples of a prompt. Recency: the newest. Reward: drawn with weights exp(reward).",
+    )
+    capacity: int = Field(default=100, ge=2, le=65_536, description="Samples kept of one prompt; the oldest leave.")
+    max_bytes: ByteQuantity = Field(
+        default="256Mi", description="Main memory for all samples, and what each checkpoint grows by; the oldest leave."
+    )
+
+
+class TbaSpec(SpecModel):
+    """Trajectory balance (TBA, arXiv 2503.18929): the policy becomes the initial model times exp(reward / beta), whoever drew the samples."""
+
+    beta: float = Field(
+        default=0.01, gt=0, le=1000, description="Temperature of the target; large values stay near the initial model."
+    )
+    mini_batches: int = Field(default=1, ge=1, le=1024, description="Optimiser updates a step.")
+    replay: Replay | None = Field(default=None, description="Samples that are trained again; absent = none.")
+
+    @property
+    def epochs(self) -> int:
+        """Passes over the batch."""
+        return 1
+
+    @property
+    def reference_kl(self) -> ReferenceKl:
+        """The initial model is part of the target; the divergence from it is only measured."""
+        return ReferenceKl(coefficient=0.0)
+
+
+class TwoSidedClip(SpecModel):
+    """The ratio is that of policy to behaviour; where the advantage is negative it is bounded too (arXiv 1912.09729)."""
+
+    cap: float = Field(default=5.0, ge=1, le=1000, description="Largest ratio of policy to behaviour probability.")
+
+
+ImportanceLevel = Literal["Token", "Sequence"]
+ImportanceLevelField = Annotated[
+    ImportanceLevel,
+    Field(
+        default="Token",
+        description="Token: each token has the ratio of its own probabilities. Sequence: all tokens have the product over their sequence, exact but wide.",
+    ),
+]
+
+
+class TruncatedImportance(SpecModel):
+    """Weight min(proximal / behaviour, cap); the clip is on policy / proximal."""
+
+    level: ImportanceLevelField = "Token"
+    cap: float = Field(default=2.0, ge=1, le=1000, description="Largest weight.")
+
+
+class MaskedImportance(SpecModel):
+    """Weight proximal / behaviour where that is within bounds, else 0; the clip is on policy / proximal."""
+
+    level: ImportanceLevelField = "Token"
+    low: float = Field(default=0.5, ge=0, le=1, description="What has a smaller weight is left out.")
+    high: float = Field(default=2.0, ge=1, le=1000, description="What has a larger weight is left out.")
+
+
+class DecoupledPpo(SpecModel):
+    """Weight proximal / behaviour (arXiv 2505.24298, eq. 5); tokens above the cap are left out."""
+
+    cap: float = Field(default=5.0, ge=1, le=1000, description="Tokens with a larger weight are masked.")
+
+
+class M2po(SpecModel):
+    """Second-moment trust region (arXiv 2510.01161): the tokens with the largest log-ratios of a step are left out."""
+
+    threshold: float = Field(
+        default=0.04,
+        gt=0,
+        le=100,
+        description="Largest mean of (log proximal - log behaviour)^2 over the tokens of a step that are not left out.",
+    )
+
+
+class Correction(OneOf):
+    """How samples that another policy drew (older weights, other arithmetic) are corrected for."""
+
+    two_sided_clip: TwoSidedClip | None = Field(default=None, description="Ratio to the behaviour policy, bounded.")
+    truncated_importance: TruncatedImportance | None = Field(
+        default=None, description="Truncated importance weights before the clip."
+    )
+    masked_importance: MaskedImportance | None = Field(
+        default=None, description="Importance weights before the clip; what is out of bounds is left out."
+    )
+    decoupled_ppo: DecoupledPpo | None = Field(default=None, description="Full importance weights before the clip.")
+    m2po: M2po | None = Field(
+        default=None,
+        alias="m2po",
+        description="Full importance weights; as few tokens as possible are left out to bound the step's mean squared log-ratio.",
+    )
+
+
+class AlgorithmSpec(OneOf):
+    """The learning rule."""
+
+    one_of: ClassVar[tuple[str, ...]] = (
+        "grpo",
+        "dr_grpo",
+        "dapo",
+        "rloo",
+        "reinforce_pp",
+        "ppo",
+        "gspo",
+        "trajectory_balance",
+    )
+
+    grpo: GrpoSpec | None = Field(default=None, description="Group relative policy optimisation.")
+    dr_grpo: DrGrpoSpec | None = Field(default=None, description="GRPO without its length and difficulty biases.")
+    dapo: DapoSpec | None = Field(default=None, description="Clip-higher, token-level loss, dynamic sampling.")
+    rloo: RlooSpec | None = Field(default=None, description="REINFORCE with a leave-one-out baseline.")
+    reinforce_pp: ReinforcePlusPlusSpec | None = Field(
+        default=None, alias="reinforcePP", description="REINFORCE with batch-normalised advantages."
+    )
+    ppo: PpoSpec | None = Field(default=None, description="Proximal policy optimisation with a critic.")
+    gspo: GspoSpec | None = Field(default=None, description="Sequence-level ratios.")
+    trajectory_balance: TbaSpec | None = Field(
+        default=None, description="Trajectory balance, right for samples of any age."
+    )
+    correction: Correction = Field(
+        default_factory=lambda: Correction.model_validate({"twoSidedClip": {}}),
+        description="Correction for samples of another policy.",
+    )
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "correction m2po must not be used with gspo: it is of tokens, gspo's ratios are of sequences",
+            "!has(self.gspo) || !has(self.correction.m2po)",
+            lambda algorithm: algorithm.gspo is not None and algorithm.correction.m2po is not None,
+        ),
+        FieldRule(
+            "correction must be absent with trajectoryBalance: it needs none",
+            "!has(self.trajectoryBalance) || has(self.correction.twoSidedClip)",
+            lambda algorithm: (
+                algorithm.trajectory_balance is not None
+                and algorithm.correction.two_sided_clip is None
+                and algorithm.correction.key
+            ),
+        ),
+    )
