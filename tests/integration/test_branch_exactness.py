@@ -33,7 +33,10 @@ def test_each_trained_token_stands_behind_what_its_engine_had(tmp_path: Path) ->
     run.assert_exact()
     for line in read_jsonl(run.folder / "metrics" / "steps.jsonl"):
         assert line["reward_failed"] == 0
-        assert line["trainer"]["train_infer_logprob_diff_max"] < MAX_DIFF_NATS
+        told = line["trainer"]
+        compared = [value for name, value in told.items() if name.startswith("train_infer_logprob_diff_tokens/")]
+        assert sum(compared) == told["tokens"], "those of earlier versions too"
+        assert max(value for name, value in told.items() if "logprob_diff_max" in name) < MAX_DIFF_NATS
     tokenizer = piece_tokenizer()
     turns = list(stored_turns(run.folder, end=tokenizer.eos_token_id))
     branched = [s for s, _ in stored_samples(run.folder) if any(segment.context for segment in s.segments)]
