@@ -1,0 +1,128 @@
+"""Makes what `apples.yaml` needs, beside this file: a small chat model that calls tools, carelessly, and the questions.
+
+    python apples_model.py
+
+The model is a Qwen3 of 0.1 M parameters. It has imitated players who do the right thing every other time. Its tokenizer has a
+token for each character and for each phrase of this little world. Its chat template is Qwen's in small: it names the tools.
+"""
+
+import json
+import sys
+from pathlib import Path
+from random import Random
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from streamrl.spec.model import ScratchModel
+from streamrl_workers.models.scratch import build_model
+from streamrl_workers.models.warm_up import WarmUpPair, warm_up
+
+NAMES = ["Ann", "Bob", "Cid", "Dan", "Eve", "Fay", "Gil", "Hal"]
+RIGHT_PERCENT = 55
+"""Share of the demonstrated turns that do the right thing."""
+MAX_TURNS = 4
+QUESTIONS = 512
+SIZES = {
+    "hiddenSize": 64,
+    "layers": 2,
+    "heads": 4,
+    "intermediateSize": 192,
+    "maxPositions": 256,
+    "warmUp": {"steps": 600, "batchSize": 32, "learningRate": 3e-3},
+}
+START, END = "<|im_start|>", "<|im_end|>"
+SEARCH = '<tool_call>{"name": "search", "arguments": {"query": "'
+CALCULATE = '<tool_call>{"name": "calculate", "arguments": {"expression": "'
+CALLED = '"}}</tool_call>'
+ASKED, ANSWERED = f"{START}system\nsearch calculate {END}\n{START}user\n", f"\n{START}assistant\n"
+PHRASES = [SEARCH, CALCULATE, CALLED, "<tool_response>", "</tool_response>", "system\n", "user\n", "assistant\n"]
+PHRASES += [*NAMES, "search ", "calculate ", "How many apples do ", " and ", " have?", " has ", " apples"]
+TEMPLATE = """{%- if tools %}<|im_start|>system\n{% for tool in tools | sort(attribute='function.name', reverse=true) %}{{ tool.function.name + ' ' }}{% endfor %}<|im_end|>\n{% endif -%}
+{%- for message in messages -%}
+{%- if message.role == 'tool' %}{{ '<|im_start|>user\n<tool_response>' + message.content + '</tool_response>' }}
+{%- else %}{{ '<|im_start|>' + message.role + '\n' + message.content }}
+{%- for call in message.tool_calls or [] %}{{ '<tool_call>' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) + '</tool_call>' }}{% endfor -%}
+{%- endif %}{{ '<|im_end|>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+
+
+def world(random: Random) -> tuple[dict[str, int], str, str]:
+    """Who has how many apples, and the two that are asked about."""
+    first, second = random.sample(NAMES, 2)
+    return {name: random.randrange(10) for name in NAMES}, first, second
+
+
+def question(first: str, second: str) -> str:
+    return f"How many apples do {first} and {second} have?"
+
+
+def demonstration(random: Random) -> WarmUpPair:
+    """A whole conversation of a careless player."""
+    apples, first, second = world(random)
+    said, known, total = "", {}, None
+    for _ in range(MAX_TURNS):
+        right = random.randrange(100) < RIGHT_PERCENT
+        action = "search" if {first, second} - known.keys() else "calculate" if total is None else "answer"
+        if not right:
+            action = random.choice(["search", "calculate", "answer"])
+        if action == "answer":
+            said += str(total if right else random.randrange(19))
+            break
+        if action == "search":
+            names = (first, second) if right else random.sample(NAMES, 2)
+            known |= {name: apples[name] for name in names}
+            said += "".join(f"{SEARCH}{name}{CALLED}" for name in names) + END
+            said += "".join(heard(f"{name} has {apples[name]} apples") for name in names) + ANSWERED
+            continue
+        one, other = (known[first], known[second]) if right else (random.randrange(10), random.randrange(10))
+        total = one + other if right else total
+        said += f"{CALCULATE}{one}+{other}{CALLED}{END}{heard(str(one + other))}{ANSWERED}"
+    return WarmUpPair(prompt=f"{ASKED}{question(first, second)}{END}{ANSWERED}", target=said)
+
+
+def heard(result: str) -> str:
+    """What a tool says, as the template writes it."""
+    return f"\n{START}user\n<tool_response>{result}</tool_response>{END}"
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A token for each character and each phrase."""
+    characters = sorted({"\n", *map(chr, range(32, 127))})
+    core = Tokenizer(models.WordLevel({text: number for number, text in enumerate(characters)}, unk_token=" "))  # noqa: S106
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    core.add_tokens([AddedToken(phrase, normalized=False) for phrase in PHRASES])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END,
+        pad_token=END,
+        additional_special_tokens=[START],
+        clean_up_tokenization_spaces=False,
+    )
+    made.chat_template = TEMPLATE
+    return made
+
+
+def main(folder: Path, *, seed: int = 0) -> None:
+    """Write `questions.jsonl` and `apples-model`."""
+    random, words = Random(seed), tokenizer()
+    spec = ScratchModel.model_validate(SIZES)
+    model = build_model(spec, tokenizer=words, seed=seed)
+    pairs = iter(lambda: demonstration(random), None)
+    for done in warm_up(model, tokenizer=words, pairs=pairs, spec=spec.warm_up):
+        if done.step % 100 == 0:
+            sys.stdout.write(f"warm-up {done.step}/{done.steps}: loss {done.loss:.3f}\n")
+    words.save_pretrained(folder / "apples-model")
+    model.save_pretrained(folder / "apples-model")
+    with (folder / "apples.jsonl").open("w") as file:
+        for _ in range(QUESTIONS):
+            apples, first, second = world(random)
+            notes = [f"{name} has {count} apples" for name, count in apples.items()]
+            asked = {"prompt": question(first, second), "answer": str(apples[first] + apples[second]), "notes": notes}
+            file.write(json.dumps(asked) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(__file__).parent)
