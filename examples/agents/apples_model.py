@@ -2,7 +2,7 @@
 
     python apples_model.py
 
-The model is a Qwen3 of 0.1 M parameters. It has imitated players who do the right thing every other time. Its tokenizer has a
+The model is a Qwen3 of 0.1 M parameters. It has imitated players who guess more often than they look. Its tokenizer has a
 token for each character and for each phrase of this little world. Its chat template is Qwen's in small: it names the tools.
 """
 
@@ -19,9 +19,8 @@ from streamrl_workers.models.scratch import build_model
 from streamrl_workers.models.warm_up import WarmUpPair, warm_up
 
 NAMES = ["Ann", "Bob", "Cid", "Dan", "Eve", "Fay", "Gil", "Hal"]
-RIGHT_PERCENT = 55
-"""Share of the demonstrated turns that do the right thing."""
-MAX_TURNS = 4
+CAREFUL_PERCENT = 45
+"""Share of the demonstrated turns that call the tool that is needed; the others guess."""
 QUESTIONS = 512
 SIZES = {
     "hiddenSize": 64,
@@ -29,7 +28,7 @@ SIZES = {
     "heads": 4,
     "intermediateSize": 192,
     "maxPositions": 256,
-    "warmUp": {"steps": 600, "batchSize": 32, "learningRate": 3e-3},
+    "warmUp": {"steps": 1000, "batchSize": 32, "learningRate": 3e-3},
 }
 START, END = "<|im_start|>", "<|im_end|>"
 SEARCH = '<tool_call>{"name": "search", "arguments": {"query": "'
@@ -59,27 +58,22 @@ def question(first: str, second: str) -> str:
 
 
 def demonstration(random: Random) -> WarmUpPair:
-    """A whole conversation of a careless player."""
-    apples, first, second = world(random)
-    said, known, total = "", {}, None
-    for _ in range(MAX_TURNS):
-        right = random.randrange(100) < RIGHT_PERCENT
-        action = "search" if {first, second} - known.keys() else "calculate" if total is None else "answer"
-        if not right:
-            action = random.choice(["search", "calculate", "answer"])
-        if action == "answer":
-            said += str(total if right else random.randrange(19))
+    """A whole conversation of a careless player, who guesses before all is known."""
+    apples, *asked = world(random)
+    numbers = [apples[name] for name in asked]
+    steps = [
+        "".join(f"{SEARCH}{name}{CALLED}" for name in asked) + END,
+        "".join(heard(f"{name} has {apples[name]} apples") for name in asked) + ANSWERED,
+        f"{CALCULATE}{numbers[0]}+{numbers[1]}{CALLED}{END}",
+        f"{heard(str(sum(numbers)))}{ANSWERED}",
+    ]
+    said, guess = "", sum(numbers)
+    for own, observation in zip(steps[::2], steps[1::2], strict=True):
+        if random.randrange(100) >= CAREFUL_PERCENT:
+            guess = random.randrange(19)
             break
-        if action == "search":
-            names = (first, second) if right else random.sample(NAMES, 2)
-            known |= {name: apples[name] for name in names}
-            said += "".join(f"{SEARCH}{name}{CALLED}" for name in names) + END
-            said += "".join(heard(f"{name} has {apples[name]} apples") for name in names) + ANSWERED
-            continue
-        one, other = (known[first], known[second]) if right else (random.randrange(10), random.randrange(10))
-        total = one + other if right else total
-        said += f"{CALCULATE}{one}+{other}{CALLED}{END}{heard(str(one + other))}{ANSWERED}"
-    return WarmUpPair(prompt=f"{ASKED}{question(first, second)}{END}{ANSWERED}", target=said)
+        said += own + observation
+    return WarmUpPair(prompt=f"{ASKED}{question(*asked)}{END}{ANSWERED}", target=f"{said}{guess}")
 
 
 def heard(result: str) -> str:
@@ -125,4 +119,4 @@ def main(folder: Path, *, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(__file__).parent)
+    main(Path(*sys.argv[1:]) if sys.argv[1:] else Path(__file__).parent)

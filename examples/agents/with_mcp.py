@@ -6,9 +6,12 @@ Needs `pip install openai "mcp<2"`. One program plays one item: the job has no `
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 from mcp import ClientSession, StdioServerParameters, stdio_client
 from openai import AsyncOpenAI
+
+SERVER = Path(__file__).with_name("mcp_server.py")
 
 
 async def play(item: dict, client: AsyncOpenAI, server: ClientSession) -> str:
@@ -34,7 +37,7 @@ async def play(item: dict, client: AsyncOpenAI, server: ClientSession) -> str:
 async def main(item: dict) -> None:
     client = AsyncOpenAI()
     notes = json.dumps(item["metadata"]["notes"])
-    program = StdioServerParameters(command=sys.executable, args=["mcp_server.py", notes])
+    program = StdioServerParameters(command=sys.executable, args=[str(SERVER), notes])
     async with stdio_client(program) as streams, ClientSession(*streams) as server:
         await server.initialize()
         right = (await play(item, client, server)).strip() == item["answer"]

@@ -8,11 +8,13 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE
+from pathlib import Path
 
 from apples import TOOLS
 from openai import AsyncOpenAI
 from openenv.core import GenericEnvClient
 
+SERVER = Path(__file__).with_name("openenv_server.py")
 TURNS = 4
 
 
@@ -34,7 +36,7 @@ async def play(item: dict, client: AsyncOpenAI, env: GenericEnvClient) -> float:
 
 
 async def main(item: dict) -> None:
-    server = await asyncio.create_subprocess_exec(sys.executable, "openenv_server.py", stdout=PIPE)
+    server = await asyncio.create_subprocess_exec(sys.executable, str(SERVER), stdout=PIPE)
     address = (await server.stdout.readline()).decode().strip()
     client = AsyncOpenAI()
     async with GenericEnvClient(base_url=address) as env:
