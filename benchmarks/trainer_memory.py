@@ -1,4 +1,4 @@
-"""Peak memory of the trainer's pass over one sequence, by tokens: whole logits against logits by chunks (docs/benchmarks/trainer-memory.md).
+"""Peak memory of the trainer's pass over one sequence, by tokens: whole logits against logits by chunks (docs/benchmarks/engines.md).
 
 A model of one narrow layer with the vocabulary of Qwen2.5, float32 on a processor: what is measured is the head. Each setting has a
 process of its own; its peak is the resident memory above that of the loaded model, with a gradient for each weight.

@@ -7,5 +7,5 @@ rule.py   hardware, lengths, slots, calibration ─ profile.py (makespans by GPU
                                           resources.py (Fig. 10, 11)  ──────────────────────────────────┴─ tables.py, svg.py
 ```
 Owns the model of the paper's hardware and how it is calibrated. Does not own any decision: dispatch, staleness, hand-over, Algorithm 1
-and scaling are imported. The rule is in `rule.py` and in docs/benchmarks/paper-model.md; the hold-out never changes it.
+and scaling are imported. The rule is in `rule.py`; the hold-out never changes it.
 """

@@ -28,7 +28,7 @@ START_S = 240.0
 def both(release: Release) -> Iterator[Stage]:
     """Two jobs that go on until all is asked."""
     with a_stage(release.cluster, "doors") as stage:
-        stage.apply(*(simulated(name, steps=100_000, step_s=1.0, replicas=1) for name in (ONE, TWO)))
+        stage.apply(*(simulated(name, steps=100_000, step_s=1.0, replicas=2) for name in (ONE, TWO)))
         for job in (ONE, TWO):
             stage.wait_step(job, 1, deadline_s=START_S)
         release.cluster.the_node.wait_policies()
@@ -141,7 +141,8 @@ REACHES: dict[str, set[str]] = {
     "neighbour": SIGNALS | {"api"},
     "stranger": SIGNALS | {"api"},
 }
-"""Who -> what of job `one`, of the operator and of the API server; its own ports aside. Signals are numbers, open to all."""
+"""Who -> what of job `one`, of the operator and of the API server; its own ports aside. `generator` is the other one where one of them
+asks. Signals are numbers, open to all."""
 
 
 def test_who_reaches_whom(release: Release, both: Stage) -> None:
@@ -175,7 +176,7 @@ def targets(release: Release, stage: Stage, *, but: str) -> list[tuple[str, str,
     running = stage.pods(ONE)
     address = {
         "trainer": running[f"{names.trainer(ONE)}-0"]["status"]["podIP"],
-        "generator": running[f"{names.pool(ONE, 'sim')}-0"]["status"]["podIP"],
+        "generator": running[f"{names.pool(ONE, 'sim')}-1"]["status"]["podIP"],
         "operator": release.pod()["status"]["podIP"],
     }
     ports = {
@@ -192,7 +193,7 @@ def targets(release: Release, stage: Stage, *, but: str) -> list[tuple[str, str,
         (f"{owner}:{name}", address[owner], port)
         for owner, named in ports.items()
         for name, port in named.items()
-        if owner != but
+        if owner != but or owner == "generator"
     ]
     api = stage.cluster.api.get("/api/v1/namespaces/default/services/kubernetes").expect()["spec"]["clusterIP"]
     return [*every, ("api", api, 443)]

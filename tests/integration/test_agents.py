@@ -17,6 +17,8 @@ from support.runs import LocalRun, wait_for
 from support.turn_runs import WORKERS, assert_each_turn_earned_a_quarter, kill_in_turn, lines
 
 STEPS = 24
+LIFE_STEPS = 3
+"""No sample is older, at a staleness of one."""
 STEP_S = 1.0
 """Half of the steps come after the last kill: time for a busy machine to get there."""
 
@@ -127,10 +129,12 @@ def kill_one_of(run: LocalRun, what: str) -> None:
 def test_killed_at_random_no_turn_is_lost_or_played_twice(tmp_path: Path, way: str, options: dict[str, Any]) -> None:
     rng = random.Random(11)
     run = start(tmp_path, FAIR + way, **options)
-    victims = [*WORKERS, "host", "host", "program", "program", "program", "all"]
-    rng.shuffle(victims)
-    moments = sorted(rng.choices(range(STEPS // 2), k=len(victims)))
-    kill_in_turn(run, zip(moments, victims, strict=True), others=kill_one_of)
+    twice_fails = ["host", "host", "program", "program", "program"]
+    """A sample that sees two of them has failed, so they are further apart than a sample lives."""
+    rng.shuffle(twice_fails)
+    victims = [*zip(range(0, STEPS // 2 + 1, LIFE_STEPS), twice_fails, strict=True)]
+    victims += [(rng.randrange(STEPS // 2), victim) for victim in (*WORKERS, "all")]
+    kill_in_turn(run, sorted(victims), others=kill_one_of)
     assert_each_turn_earned_a_quarter(run, steps=STEPS)
 
 

@@ -103,16 +103,23 @@ async def _show(args: argparse.Namespace, places: "LogPlaces") -> None:
         console.err(*map(str, elsewhere))
         await _LogFollower(args, places).to_the_end()
         return
-    found = [source for source in await places.sources(HOME, *places.members) if source.has_log]
+    found = [source for source in await places.sources(HOME) if source.has_log]
+    missing = [*map(str, elsewhere)]
+    for member in places.members:
+        try:
+            found += [source for source in await places.sources(member) if source.has_log]
+        except UserError as error:
+            missing.append(_missing(member, error))
+    console.err(*missing)
     if not found:
-        nothing = UserError(
-            field=args.job, rule="has no pods with such logs now", fix=f"see `streamrl status {args.job}`"
-        )
-        raise elsewhere[0] if elsewhere else nothing
-    console.err(*map(str, elsewhere))
+        raise UserError(field=args.job, rule="has no pods with such logs now", fix=f"see `streamrl status {args.job}`")
     query = _query(args, several=len(found) > 1)
     for source in found:
         await _print(source, query, cluster=places.of(source))
+
+
+def _missing(member: str, error: UserError) -> str:
+    return f"member cluster {member} cannot be reached, its pods are missing here: {error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +277,7 @@ class _LogFollower:
             self.patience.bear(error)
         elif cluster not in self.lost:
             self.lost.add(cluster)
-            console.err(f"member cluster {cluster} cannot be reached, its pods are missing here: {error}")
+            console.err(_missing(cluster, error))
 
     def _answered(self, cluster: str) -> None:
         if cluster == HOME:

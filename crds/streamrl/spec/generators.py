@@ -190,7 +190,9 @@ class StaticScaling(SpecModel):
 class AutoScaling(SpecModel):
     """As many replicas as the queue and the trainer's pace ask for."""
 
-    initial_replicas: int = Field(default=1, ge=1, le=1024, description="Generator processes at the start.")
+    initial_replicas: int | None = Field(
+        default=None, ge=1, le=1024, description="Generator processes at the start; absent = minReplicas."
+    )
     min_replicas: int = Field(default=1, ge=1, le=1024, description="Never fewer.")
     max_replicas: int = Field(description="Never more.", ge=1, le=1024)
     cooldown_seconds: float = Field(
@@ -203,19 +205,30 @@ class AutoScaling(SpecModel):
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             "minReplicas, initialReplicas, maxReplicas must not fall",
-            "self.minReplicas <= self.initialReplicas && self.initialReplicas <= self.maxReplicas",
+            "self.minReplicas <= self.maxReplicas && (!has(self.initialReplicas) || "
+            "(self.minReplicas <= self.initialReplicas && self.initialReplicas <= self.maxReplicas))",
             lambda auto: (
-                not auto.min_replicas <= auto.initial_replicas <= auto.max_replicas
-                and f"{auto.min_replicas}, {auto.initial_replicas}, {auto.max_replicas}"
+                not auto.min_replicas <= auto.initial <= auto.max_replicas
+                and f"{auto.min_replicas}, {auto.initial}, {auto.max_replicas}"
             ),
         ),
     )
+
+    @property
+    def initial(self) -> int:
+        """Replicas at the start."""
+        return self.min_replicas if self.initial_replicas is None else self.initial_replicas
 
 
 class ExternalScaling(SpecModel):
     """As many replicas as somebody else sets: `kubectl scale`, an HPA, KEDA; a local run keeps the first number."""
 
     initial_replicas: int = Field(default=1, ge=1, le=1024, description="Generator processes at the start.")
+
+    @property
+    def initial(self) -> int:
+        """Replicas at the start."""
+        return self.initial_replicas
 
 
 class Scaling(OneOf):
@@ -228,7 +241,7 @@ class Scaling(OneOf):
     @property
     def initial(self) -> int:
         """Replicas at the start."""
-        return int(self.static.replicas if self.static is not None else self.value.initial_replicas)
+        return int(self.static.replicas if self.static is not None else self.value.initial)
 
     @property
     def most(self) -> int:

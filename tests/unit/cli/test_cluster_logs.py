@@ -289,3 +289,14 @@ async def test_without_follow_a_log_that_is_refused_leaves_the_others(
             run.home.lines.put_nowait(line)
         assert await asyncio.wait_for(run.command, SOON_S) == 0
         assert run.heard.lines("[near-0] one") == run.heard.lines("[far-0] ") == 1
+
+
+@pytest.mark.parametrize("status", [403, 503])
+async def test_without_follow_a_member_that_is_lost_leaves_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], status: int
+) -> None:
+    async with running(tmp_path, capsys, follow=False, refuses=status) as run:
+        for line in ("one", None):
+            run.home.lines.put_nowait(line)
+        assert await asyncio.wait_for(run.command, SOON_S) == 0
+        assert run.heard.lines("[near-0] one") == run.heard.lines("member cluster east cannot be reached") == 1

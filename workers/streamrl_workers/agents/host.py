@@ -8,7 +8,7 @@ Owns the sessions, their number, and which program plays which. Invariants:
 - The user keeps this one: a program asks the same, given the same item, seed and answers. Where no session has heard exactly
   these turns (another host, an ended one) a program hears them all again.
 - A session whose program waits for the model is idle, and may be ended for another's sake.
-- A key is known to its program alone, and to what runs as the same user.
+- A key is known to its program alone, where the system has Landlock; else also to what runs as the same user.
 - Where a program that plays several samples ends, each of them is played again in a program of its own: then its end is its own doing.
 
 Loop of a turn: produces the model's answer; waits for the program; unblocked by its next request, its end and its time limit.

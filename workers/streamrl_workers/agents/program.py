@@ -3,6 +3,7 @@
 Owns the child processes of the agent host. Invariants:
 - A program ends with the host, also when that is killed (the fork server kills what it leaves).
 - When a program has ended, so has whatever it started: its process group, and what left that (on Linux).
+- It cannot look into other programs, whose keys are in their environments, where the system has Landlock.
 - Of its output the last `TAIL_BYTES` are kept; at `OUTPUT_BYTES` without a sample that ended well it is ended.
 
 Loop: consumes ends (SIGCHLD) and output; produces calls of `on_end`; unblocked by the event loop.
@@ -19,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from streamrl_workers.process.landlock import enter_own_domain
 from streamrl_workers.process.orphans import adopt_orphans, die_with, kill_children
 
 TAIL_BYTES = 4096
@@ -140,6 +142,7 @@ def _bind(host_pid: int, files: tuple[int, int]) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    enter_own_domain()
 
 
 class Programs:
