@@ -1,6 +1,6 @@
 """Makes what `apples.yaml` needs, beside this file: a small chat model that calls tools, carelessly, and the questions.
 
-    python apples_model.py
+    python apples_model.py [FOLDER [STEPS]]      # some minutes on two cores
 
 The model is a Qwen3 of 0.1 M parameters. It has imitated players who guess more often than they look. Its tokenizer has a
 token for each character and for each phrase of this little world. Its chat template is Qwen's in small: it names the tools.
@@ -28,8 +28,8 @@ SIZES = {
     "heads": 4,
     "intermediateSize": 192,
     "maxPositions": 256,
-    "warmUp": {"steps": 1000, "batchSize": 32, "learningRate": 3e-3},
 }
+STEPS = 1000
 START, END = "<|im_start|>", "<|im_end|>"
 SEARCH = '<tool_call>{"name": "search", "arguments": {"query": "'
 CALCULATE = '<tool_call>{"name": "calculate", "arguments": {"expression": "'
@@ -99,10 +99,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-def main(folder: Path, *, seed: int = 0) -> None:
-    """Write `questions.jsonl` and `apples-model`."""
+def main(folder: Path, *, steps: int = STEPS, seed: int = 0) -> None:
+    """Write `apples.jsonl` and `apples-model`."""
     random, words = Random(seed), tokenizer()
-    spec = ScratchModel.model_validate(SIZES)
+    warm = {"steps": steps, "batchSize": 32, "learningRate": 3e-3}
+    spec = ScratchModel.model_validate({**SIZES, "warmUp": warm})
     model = build_model(spec, tokenizer=words, seed=seed)
     pairs = iter(lambda: demonstration(random), None)
     for done in warm_up(model, tokenizer=words, pairs=pairs, spec=spec.warm_up):
@@ -119,4 +120,7 @@ def main(folder: Path, *, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(*sys.argv[1:]) if sys.argv[1:] else Path(__file__).parent)
+    main(
+        Path(sys.argv[1]) if sys.argv[1:] else Path(__file__).parent,
+        steps=int(sys.argv[2]) if sys.argv[2:] else STEPS,
+    )

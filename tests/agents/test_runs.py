@@ -21,6 +21,8 @@ from support.jobs import simulated_job
 from support.runs import COMMAND_S, LocalRun
 
 STEPS = 2
+WARM_UP_STEPS = 200
+"""Enough to call tools, if with any arguments."""
 MAX_DIFF_NATS = 1e-4
 """Of the same token's log-prob in float32, with caches and in one forward."""
 
@@ -29,7 +31,8 @@ MAX_DIFF_NATS = 1e-4
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the example's model and questions."""
     folder = tmp_path_factory.mktemp("apples")
-    subprocess.run([sys.executable, EXAMPLES / "apples_model.py", folder], check=True, timeout=COMMAND_S)
+    command = [sys.executable, EXAMPLES / "apples_model.py", folder, str(WARM_UP_STEPS)]
+    subprocess.run(command, check=True, timeout=COMMAND_S)
     return folder
 
 
