@@ -10,7 +10,7 @@ import pytest
 
 from streamrl.keys import ENV_MODEL_PATH
 from support.agent_pools import begun
-from support.agent_programs import EXAMPLES, PROGRAMS, PYTHON
+from support.agent_programs import EXAMPLES, PROGRAM_S, PROGRAMS, PYTHON
 from support.chat_models import END, TOOL_TEMPLATE, chat_tokenizer, save_tokenizer
 from support.task_pools import running_pool
 
@@ -41,7 +41,7 @@ async def test_plays_an_item_to_its_end(
         modules={},
         dataset={"jsonl": {"path": str(tmp_path / "items.jsonl")}},
         rewards=[{"name": "game", "environment": {}}],
-        agent={"command": [str(PYTHON), *program.split()]},
+        agent={"command": [str(PYTHON), *program.split()], "timeoutSeconds": PROGRAM_S},
         chat={},
     ) as pool:
         sample = await begun(pool)

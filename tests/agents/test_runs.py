@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from streamrl_cli.yaml_document import read_value
 from streamrl_workers.metrics.jsonl import read_jsonl
 from streamrl_workers.scheduler.journal.sample_store import open_samples
-from support.agent_programs import EXAMPLES, PROGRAMS, PYTHON
+from support.agent_programs import EXAMPLES, PROGRAM_S, PROGRAMS, PYTHON
 from support.agent_runs import stored_turns
 from support.jobs import simulated_job
 from support.runs import COMMAND_S, LocalRun
@@ -45,7 +45,12 @@ def small_job(made: Path, program: str) -> dict[str, Any]:
     spec["task"] |= {
         "dataset": {"jsonl": {"path": str(made / "apples.jsonl")}},
         "groupSize": 2,
-        "agent": {"command": [str(PYTHON), str(EXAMPLES / name), *arguments], "maxTurns": 4, "sessions": 4},
+        "agent": {
+            "command": [str(PYTHON), str(EXAMPLES / name), *arguments],
+            "maxTurns": 4,
+            "sessions": 4,
+            "timeoutSeconds": PROGRAM_S,
+        },
         "evaluation": {"maxPrompts": 1, "intervalSteps": 1000},
     }
     spec["pipeline"] = {"mode": "StreamSync", "batchGroups": 2, "steps": STEPS}

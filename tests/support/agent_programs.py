@@ -13,3 +13,5 @@ PROGRAMS = [
     "with_verifiers.py",
     "with_openenv.py",
 ]
+PROGRAM_S = 300
+"""Some of these packages take seconds of the processor to be imported, and a busy machine takes minutes for them."""
