@@ -29,7 +29,7 @@ def heard(*results: str) -> str:
 
 
 @pytest.mark.parametrize("answer", ["7", "8"])
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("program", ["apples.py", *PROGRAMS])
 async def test_plays_an_item_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, answer: str
 ) -> None:
@@ -41,7 +41,11 @@ async def test_plays_an_item_to_its_end(
         modules={},
         dataset={"jsonl": {"path": str(tmp_path / "items.jsonl")}},
         rewards=[{"name": "game", "environment": {}}],
-        agent={"command": [str(PYTHON), *program.split()], "timeoutSeconds": PROGRAM_S},
+        agent={
+            "command": [str(PYTHON), *program.split()],
+            "timeoutSeconds": PROGRAM_S,
+            "sessionsPerProgram": 8 if program == "apples.py" else None,
+        },
         chat={},
     ) as pool:
         sample = await begun(pool)

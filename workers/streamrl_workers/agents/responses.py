@@ -155,7 +155,7 @@ def response_events(ask: Ask, answer: Answer) -> Sequence[Item]:
     begun, whole = _head(ask, answer), response_json(ask, answer)
     events: list[Item] = [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
     for place, item in enumerate(whole["output"]):
-        empty = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        empty: Item = {"content": []} if item["type"] == "message" else {"arguments": ""}
         frame = {"output_index": place}
         added = item | empty | {"status": "in_progress"}
         events.append({"type": "response.output_item.added", **frame, "item": added})
