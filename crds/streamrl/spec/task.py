@@ -208,12 +208,24 @@ class HttpReward(SpecModel):
     concurrency: int = Field(
         default=32, ge=1, le=1024, description="Requests at once; with several such rewards the least of them counts."
     )
+    requests_per_minute: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="Most requests that begin in a minute, further tries included. Absent = no limit.",
+    )
     token_variable: str | None = Field(
         default=None,
         pattern=VARIABLE_PATTERN,
         max_length=128,
         description="Environment variable whose value is sent as a bearer token: `REWARD_TOKEN` or `REWARD_TOKEN_NAME`; no other leaves the process. Absent = none.",
     )
+
+    def most_at_once(self, timeout_s: float) -> int:
+        """Requests of which each has its turn within half of its time."""
+        if self.requests_per_minute is None:
+            return self.concurrency
+        return min(self.concurrency, max(1, int(self.requests_per_minute / 60 * timeout_s / 2)))
 
 
 class EnvironmentReward(SpecModel):

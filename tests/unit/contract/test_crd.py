@@ -21,7 +21,7 @@ NODES = dict(nodes(JOB))
 OURS = {path: node for path, node in NODES.items() if path.startswith((".spec", ".status"))}
 RULES = [(path, rule) for path, node in NODES.items() for rule in node.get("x-kubernetes-validations", [])]
 GOOD = sorted((ROOT / "tests/corpus/good").glob("*.yaml"))
-GOOD += sorted((ROOT / "examples").glob("*.yaml"))
+GOOD += sorted((ROOT / "examples").glob("*.yaml")) + sorted((ROOT / "examples/agents").glob("*.yaml"))
 BAD = sorted((ROOT / "tests/corpus/bad").glob("*.yaml"))
 RESERVED = [
     "true",

@@ -71,7 +71,7 @@ def test_a_lock_that_does_not_is_told(tree: Path, file: str, pattern: str, repla
 
 
 def test_no_lock_names_an_index() -> None:
-    assert len(LOCKS) == 7
+    assert len(LOCKS) == 8
     assert [path.name for path in LOCKS if "://" in path.read_text()] == []
 
 

@@ -1,6 +1,7 @@
 """OpenAI's API as programs know it: requests in, one answer each, errors in its shape. On the loopback address.
 
     POST /v1/chat/completions, /v1/completions    the session's next turn; waits until the model has made it
+    POST /v1/responses                            the same
     POST /v1/reward {"reward": 0.5}               adds to the reward of the turn
     POST /v1/end {"error": "…"}                   ends the sample; with an error it has failed
     GET  /v1/models                               the one model there is
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 
 from streamrl_pages.calls import TOO_LARGE, HttpCall, Reply, calls
 from streamrl_pages.server import PageServer
+from streamrl_workers.agents.responses import event_lines, parse_response, response_events, response_json
 from streamrl_workers.agents.transcript import (
     Answer,
     Ask,
@@ -60,6 +62,7 @@ class Endpoint:
         routes = {
             ("POST", "/v1/chat/completions"): self._answering(parse_chat, _chat_reply),
             ("POST", "/v1/completions"): self._answering(parse_text, _text_reply),
+            ("POST", "/v1/responses"): self._answering(parse_response, _response_reply),
             ("POST", "/v1/reward"): self._checked(self._reward),
             ("POST", "/reward"): self._checked(self._reward),
             ("POST", "/v1/end"): self._checked(self._end),
@@ -181,6 +184,16 @@ def _text_reply(ask: Ask, answer: Answer) -> Reply:
     return _events([whole]) if ask.stream else _json(whole)
 
 
+def _response_reply(ask: Ask, answer: Answer) -> Reply:
+    if not ask.stream:
+        return _json(response_json(ask, answer))
+    return _stream(event_lines(response_events(ask, answer)))
+
+
 def _events(values: Sequence[object]) -> Reply:
     lines = [*(json.dumps(value) for value in values), "[DONE]"]
-    return Reply(text="".join(f"data: {line}\n\n" for line in lines), media_type="text/event-stream")
+    return _stream("".join(f"data: {line}\n\n" for line in lines))
+
+
+def _stream(text: str) -> Reply:
+    return Reply(text=text, media_type="text/event-stream")

@@ -150,7 +150,11 @@ class Answer:
 
 def parse_chat(body: bytes) -> Ask:
     """A request for a chat's next message. Raises `BadRequestError`."""
-    value = _object(body)
+    return chat_ask(json_object(body))
+
+
+def chat_ask(value: Mapping[str, Any]) -> Ask:
+    """The same, as an object. Raises `BadRequestError`."""
     messages = value.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadRequestError("messages must be a list of at least one message", param="messages")
@@ -170,7 +174,7 @@ def parse_chat(body: bytes) -> Ask:
 
 def parse_text(body: bytes) -> Ask:
     """A request for the continuation of a text. Raises `BadRequestError`."""
-    value = _object(body)
+    value = json_object(body)
     match value.get("prompt"):
         case str(prompt) | [str(prompt)]:
             return Ask(kind="text", model=_model(value), stream=bool(value.get("stream")), prompt=prompt)
@@ -179,7 +183,7 @@ def parse_text(body: bytes) -> Ask:
 
 def parse_reward(body: bytes) -> float:
     """A number that the turn earned. Raises `BadRequestError`."""
-    reward = _object(body).get("reward")
+    reward = json_object(body).get("reward")
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= sys.float_info.max:
         raise BadRequestError(f"reward must be a finite number, got {shorten(reward)}", param="reward")
     return float(reward)
@@ -187,13 +191,14 @@ def parse_reward(body: bytes) -> float:
 
 def parse_end(body: bytes) -> str:
     """Why the sample has failed; "" where it has not. Raises `BadRequestError`."""
-    error = _object(body or b"{}").get("error") or ""
+    error = json_object(body or b"{}").get("error") or ""
     if not isinstance(error, str):
         raise BadRequestError(f"error must be a text, got {shorten(error)}", param="error")
     return " ".join(error.split())
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def json_object(body: bytes) -> dict[str, Any]:
+    """A request's body. Raises `BadRequestError`."""
     try:
         value = json.loads(body)
         json.dumps(value, ensure_ascii=False).encode()

@@ -3,6 +3,7 @@
 Owns the client, the tries and their deadline. Many samples are asked about at once; `concurrency` of them at most, which the
 pool holds. Invariants:
 - All tries together, waits included, end by the reward's `timeoutSeconds`.
+- Each try waits for its turn, where there are `requestsPerMinute`; one process asks, so they are the job's.
 - Tried again: a refused or broken connection, status 429 and 5xx. Any other status but 2xx, and an answer that is no such
   JSON, is a failure of the sample that names the status. Redirects are not followed, proxies of the environment not used.
 - The token goes into the request's header alone: into no error, no log.
@@ -88,6 +89,21 @@ def _new_client(concurrency: int) -> "httpx.AsyncClient":
     )
 
 
+class _Pace:
+    """Turns that are so far apart."""
+
+    def __init__(self, per_minute: int | None) -> None:
+        self._apart_s = 0.0 if per_minute is None else 60.0 / per_minute
+        self._next_s = 0.0
+
+    async def turn(self) -> None:
+        """Wait for the next one."""
+        now_s = asyncio.get_running_loop().time()
+        at_s = max(now_s, self._next_s)
+        self._next_s = at_s + self._apart_s
+        await asyncio.sleep(at_s - now_s)
+
+
 class HttpEndpoint:
     """One address."""
 
@@ -98,6 +114,7 @@ class HttpEndpoint:
             self._headers["authorization"] = f"Bearer {token}"
         self._timeout_s = timeout_s
         self._client = _new_client(options.concurrency)
+        self._pace = _Pace(options.requests_per_minute)
 
     def body(self, completion: str, item: Item) -> str:
         """The sample as JSON, ASCII; every endpoint gets the same."""
@@ -124,6 +141,7 @@ class HttpEndpoint:
 
     async def _ask(self, body: str, *, deadline_s: float) -> object:
         for tries in range(self._options.retries + 1):
+            await self._pace.turn()
             try:
                 return await self._try(body)
             except _TryAgainError as error:

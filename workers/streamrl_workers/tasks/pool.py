@@ -83,7 +83,7 @@ class TaskPool:
         self._count = processes or job.spec.task.processes
         self._rewards = job.spec.task.rewards
         endpoints = [reward for reward in self._rewards if reward.http is not None]
-        at_once = min((reward.http.concurrency for reward in endpoints if reward.http is not None), default=None)
+        at_once = min((r.http.most_at_once(r.timeout_seconds) for r in endpoints if r.http is not None), default=None)
         self._backlog = Backlog(slots=self._count, most_completions=at_once)
         self._fork_server: ForkServer | None = None
         self._fork_server_lock = asyncio.Lock()

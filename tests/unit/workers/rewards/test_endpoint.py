@@ -1,5 +1,6 @@
 """`http` against a real server that is good, slow, hanging, refusing, wrong or flapping."""
 
+import asyncio
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from streamrl.errors import UserError
+from streamrl.spec.task import HttpReward
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.rewards.endpoint import EndpointError
 from streamrl_workers.rewards.registry import BadValueError, Part, make_parts
@@ -76,6 +78,23 @@ async def test_a_flapping_endpoint_is_asked_again(status: int) -> None:
     with serving(flap) as endpoint:
         assert await value(part(endpoint.url, retries=2)) == 1.0
         assert len(endpoint.bodies) == 3
+
+
+async def test_requests_begin_no_more_often_than_they_may() -> None:
+    with serving(good) as endpoint:
+        judge = part(endpoint.url, requestsPerMinute=600)
+        began = time.monotonic()
+        await asyncio.gather(*(value(judge) for _ in range(4)))
+        assert time.monotonic() - began >= 0.3
+        assert len(endpoint.bodies) == 4
+
+
+@pytest.mark.parametrize(
+    ("per_minute", "timeout_s", "at_once"), [(None, 1.0, 32), (60, 10.0, 5), (1, 5.0, 1), (10_000, 60.0, 32)]
+)
+def test_as_many_wait_as_get_their_turn_in_time(per_minute: int | None, timeout_s: float, at_once: int) -> None:
+    reward = HttpReward.model_validate({"url": "http://judge", "requestsPerMinute": per_minute})
+    assert reward.most_at_once(timeout_s) == at_once
 
 
 async def test_it_waits_as_long_as_it_is_told_and_not_beyond_its_time() -> None:
