@@ -11,6 +11,7 @@ get exactly their recorded groups; the staleness window speaks of the frontier a
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import pairwise
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.components import SchedulerComponents, StepSummary
@@ -178,6 +179,8 @@ class TrainerFeed:
                 group_ids=tuple(done.group_ids),
                 metrics=dict(done.metrics),
                 advantages=done.advantages,
+                version_hash=done.version_hash,
+                micro_steps=tuple(done.micro_steps),
             ),
             then=partial(self._recorded, self._consume(done)),
         )
@@ -193,6 +196,8 @@ class TrainerFeed:
             )
         if len(done.advantages) not in (0, 4 * expected * self._settings.group_size):
             raise MismatchError(f"step {done.step} has {len(done.advantages)} bytes of advantages")
+        if not all(before < behind for before, behind in pairwise((0, *done.micro_steps, expected))):
+            raise MismatchError(f"step {done.step} of {expected} groups had micro-steps behind {[*done.micro_steps]}")
 
     def _consume(self, done: pb.StepDone) -> StepSummary:
         groups = [self._groups[group_id] for group_id in done.group_ids]

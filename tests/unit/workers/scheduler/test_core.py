@@ -380,7 +380,7 @@ def test_a_run_ends_with_the_steps_that_it_is_given_while_it_waits(steps: int) -
     run.start_trainer()
     run.run_out()
     run.commit(100)
-    assert run.durable[-1] == rec.RunEnded(step=max(steps, 2))
+    assert run.durable[-1] == rec.RunEnded(step=max(steps, 2), version_hash=b"h")
     recovered = replay(run.durable)
     assert (recovered.step, recovered.ended) == (max(steps, 2), True)
 
