@@ -1,6 +1,5 @@
 """`streamrl replay`: real runs with kills, trained again from their samples, give the same weights, bit for bit."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -19,4 +18,6 @@ def test_a_run_is_replayed_bit_for_bit(seed: int, kills: int, tmp_path: Path) ->
     assert any(step.micro_steps for step in history.steps), "no step was trained in parts"
     replayed = streamrl("replay", str(run.folder))
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
-    assert replayed.stdout.endswith(f"{STEPS} steps replayed: {STEPS + 1} of {STEPS + 1} versions compared, all are the same\n")
+    assert replayed.stdout.endswith(
+        f"{STEPS} steps replayed: {STEPS + 1} of {STEPS + 1} versions compared, all are the same\n"
+    )

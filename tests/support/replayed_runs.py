@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from support.jobs import tiny_job, write_prompts
-from support.runs import LocalRun
+from support.runs import COMMAND_S, LocalRun, wait_for
 
 STEPS = 12
 WORKERS = ("scheduler", "trainer-0", "generator-tiny-0", "generator-tiny-1")
@@ -27,7 +27,11 @@ def run_with_kills(job: dict[str, Any], base: Path, *, seed: int, kills: int) ->
     rng = random.Random(seed)
     run = LocalRun.start(job, folder=base / "run", base_dir=base)
     for moment in sorted(rng.sample(range(STEPS - 2), kills)):
-        run.wait_steps(moment)
+        wait_for(
+            lambda at=moment: run.steps() >= at or run.process.poll() is not None,
+            what=f"step {moment}; {run.logs()}",
+            deadline_s=COMMAND_S,
+        )
         run.kill(rng.choice(WORKERS))  # one that is just being started again is left alone
-    assert run.wait_end() == 0, run.logs()
+    assert run.process.wait(2 * COMMAND_S) == 0, run.logs()
     return run
