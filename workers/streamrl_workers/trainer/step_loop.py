@@ -5,7 +5,7 @@ Owns: the order of things in one trainer process, the thread that hashes and ann
 Evaluation is the scheduler's.
 
 One step:
-1. take groups as they come; a micro-step starts when enough samples wait;
+1. take groups as they come; a micro-step starts when enough samples wait (in order: when that many tokens have come, whenever that is);
 2. when the last group is there: the rest, then the optimiser;
 3. copy the weights (the only part of publishing that the next step waits for);
 4. say that the step is done; the journal records it, then the version is announced, while step k + 1 goes on;
@@ -101,6 +101,7 @@ class StepLoop:
     steps: int  # of the run
     checkpoint_interval_steps: int
     store_dir: Path  # holds the checkpoints, and the model in the end
+    in_order: bool = False  # groups come by their numbers, and micro-steps follow from these alone
     attempt: int = 0  # known with the scheduler's welcome
 
     def __post_init__(self) -> None:
@@ -169,15 +170,16 @@ class StepLoop:
         micro_steps: list[int] = []
         told_s = time.monotonic()
         while True:
-            groups = session.poll()
-            group_ids += [group.group_id for group in groups]
-            with self.recorder.during("busy"):
-                engine.add(groups)
-                if len(group_ids) >= self._batch_groups:
-                    return group_ids, micro_steps
-                worked = engine.advance(idle=not groups)
-            if worked:
-                micro_steps.append(len(group_ids))
+            groups, worked = session.poll(), False
+            for portion in [[group] for group in groups] if self.in_order else [groups]:
+                group_ids += [group.group_id for group in portion]
+                with self.recorder.during("busy"):
+                    engine.add(portion)
+                    if len(group_ids) >= self._batch_groups:
+                        return group_ids, micro_steps
+                    worked = engine.advance(idle=not portion)
+                if worked:
+                    micro_steps.append(len(group_ids))
             if not worked and not groups:
                 self._wait_groups()
             if time.monotonic() - told_s >= _WAIT_REPORT_S:
