@@ -6,9 +6,15 @@ import pytest
 
 from streamrl_cli.replaying.history import read_history
 from support.replayed_runs import STEPS, run_with_kills, small_batches
-from support.runs import streamrl
+from support.runs import LocalRun, streamrl
 
 pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.soak
+def test_runs_with_kills_at_random_moments_are_replayed(seed: int, tmp_path: Path) -> None:
+    _assert_replayed(run_with_kills(small_batches(), tmp_path, seed=seed, kills=1 + seed % 5))
 
 
 @pytest.mark.parametrize(("seed", "kills"), [(1, 0), (2, 3)])
@@ -16,6 +22,10 @@ def test_a_run_is_replayed_bit_for_bit(seed: int, kills: int, tmp_path: Path) ->
     run = run_with_kills(small_batches(), tmp_path, seed=seed, kills=kills)
     history = read_history(run.folder)
     assert any(step.micro_steps for step in history.steps), "no step was trained in parts"
+    _assert_replayed(run)
+
+
+def _assert_replayed(run: LocalRun) -> None:
     replayed = streamrl("replay", str(run.folder))
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert replayed.stdout.endswith(

@@ -21,8 +21,17 @@ def small_batches(**pipeline: Any) -> dict[str, Any]:
     return job
 
 
+def in_order() -> dict[str, Any]:
+    """The same, with weights that follow from the job alone."""
+    job = small_batches(mode="StreamSync", delivery="Logical")
+    del job["spec"]["pipeline"]["maxStalenessSteps"]
+    job["spec"]["generators"][0]["engine"] = {"hf": {"slots": 1}}
+    return job
+
+
 def run_with_kills(job: dict[str, Any], base: Path, *, seed: int, kills: int) -> LocalRun:
     """A run that has ended, with so many deaths of workers: generators leave and join, the trainer takes steps back."""
+    base.mkdir(exist_ok=True)
     write_prompts(base / "prompts.jsonl")
     rng = random.Random(seed)
     run = LocalRun.start(job, folder=base / "run", base_dir=base)

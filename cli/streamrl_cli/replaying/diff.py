@@ -87,7 +87,7 @@ def _step_differences(ours: HistoryStep, theirs: HistoryStep) -> Iterator[str]:
 
 
 _READINGS: dict[str, Callable[[pb.Sample], Sequence[object]]] = {
-    "version": lambda sample: [span.step for span in sample.spans for _ in range(span.tokens)],
+    "version": lambda sample: ["-".join(map(str, dict.fromkeys(span.step for span in sample.spans)))],
     "prompt token": lambda sample: unpack_int32(sample.prompt_tokens),
     "token": lambda sample: unpack_int32(sample.tokens),
     "log-prob": lambda sample: unpack_float32(sample.logprobs),
@@ -110,7 +110,7 @@ def sample_differences(pairs: Iterator[tuple[pb.Sample, pb.Sample]]) -> Iterator
 def _first(kind: str, ours: Sequence[object], theirs: Sequence[object]) -> str:
     for place, (mine, its) in enumerate(zip_longest(ours, theirs)):
         if mine != its:
-            where = kind if kind == "reward" else f"{kind} {place}"
+            where = kind if len(ours) == len(theirs) == 1 else f"{kind} {place}"
             return f"{where} is {_value(mine)} | {_value(its)}"
     return ""
 

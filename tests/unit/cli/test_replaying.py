@@ -87,7 +87,7 @@ def _no_reward(sample: pb.Sample) -> None:
 CHANGES: dict[str, tuple[Change, str]] = {
     "token": (_other_token, "token 0 is "),
     "log-prob": (_other_logprob, "log-prob 0 is "),
-    "version": (_other_version, "version 0 is 1 | 0"),
+    "version": (_other_version, "version is 1 | 0"),
     "reward": (_other_reward, "reward is 1.0 | 1.25"),
     "no reward": (_no_reward, "reward is 1.0 | none"),
 }
