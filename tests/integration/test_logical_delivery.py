@@ -8,7 +8,7 @@ from streamrl_cli.replaying.history import RunHistory, read_history
 from support.replayed_runs import STEPS, in_order, run_with_kills
 from support.runs import streamrl
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(3600)
 
 CHANGED_GROUP, CHANGED_SAMPLE, ITS_STEP = 9, 2, 2
 OTHER_SEED = f"""

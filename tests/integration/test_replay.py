@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from streamrl_cli.replaying.history import read_history
-from support.replayed_runs import STEPS, run_with_kills, small_batches
+from support.replayed_runs import PATIENCE_S, STEPS, run_with_kills, small_batches
 from support.runs import LocalRun, streamrl
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(3600)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -26,7 +26,7 @@ def test_a_run_is_replayed_bit_for_bit(seed: int, kills: int, tmp_path: Path) ->
 
 
 def _assert_replayed(run: LocalRun) -> None:
-    replayed = streamrl("replay", str(run.folder))
+    replayed = streamrl("replay", str(run.folder), deadline_s=PATIENCE_S)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert replayed.stdout.endswith(
         f"{STEPS} steps replayed: {STEPS + 1} of {STEPS + 1} versions compared, all are the same\n"

@@ -7,11 +7,11 @@ Exit code 0: nothing differs; 1: something does; 2: a run cannot be read.
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from streamrl.errors import EXIT_DONE, EXIT_FAULT
+from streamrl.errors import EXIT_DONE, EXIT_FAULT, shorten
 from streamrl.proto import stream_pb2 as pb
 from streamrl_cli import console
 from streamrl_cli.replaying.history import HistoryStep, RunHistory, read_history
@@ -46,7 +46,11 @@ def differing_fields(one: RunHistory, other: RunHistory) -> Iterator[str]:
     ours, theirs = set_fields(one.job.spec), set_fields(other.job.spec)
     for path in sorted(ours.keys() | theirs.keys()):
         if ours.get(path) != theirs.get(path):
-            yield f"job: spec.{path}: {ours.get(path, 'not set')} | {theirs.get(path, 'not set')}"
+            yield f"job: spec.{path}: {_field(ours, path)} | {_field(theirs, path)}"
+
+
+def _field(fields: Mapping[str, str], path: str) -> str:
+    return shorten(fields[path]) if path in fields else "not set"
 
 
 def first_parting(one: RunHistory, other: RunHistory) -> Iterator[str]:

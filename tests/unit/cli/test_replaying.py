@@ -10,7 +10,7 @@ import torch
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
-from streamrl_cli.replaying import diff
+from streamrl_cli.replaying import diff, replay
 from streamrl_cli.replaying.history import read_history
 from streamrl_cli.replaying.retrain import retrain
 from streamrl_workers.stream.packing import pack_float32, unpack_float32
@@ -57,6 +57,11 @@ async def test_a_run_without_all_of_its_samples_is_refused(share_percent: int, r
     await write_history(tmp_path / "run", engine(), share_percent=share_percent)
     with pytest.raises(UserError, match=rule):
         read_history(tmp_path / "run")
+
+
+def test_no_step_is_nothing_to_replay(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--to-step: must be at least 1, got 0"):
+        replay.run(argparse.Namespace(run=tmp_path, to_step=0))
 
 
 def _of(group_id: int, index: int, change: Change) -> Change:
@@ -134,7 +139,7 @@ async def test_diff_tells_fields_of_the_job_and_other_arithmetic(
     write_json(tmp_path / "other" / "job.json", job)
     code, lines = _diff(tmp_path / "one", tmp_path / "other", capsys)
     assert code == 1
-    assert "job: spec.trainer.learningRate: 1e-06 | 0.01" in lines
+    assert "job: spec.trainer.learningRate: '1e-06' | '0.01'" in lines
     assert lines[-1].startswith("step 0: version 1 is ")
     assert lines[-1].endswith("from the same samples, so another machine, release or setting has computed them")
 
