@@ -1,7 +1,9 @@
 """The one place where commands write for people: whole lines, without what a terminal acts on (`streamrl.text`)."""
 
+import os
 import signal
 import sys
+from typing import TextIO
 
 from streamrl.text import plain, say
 
@@ -17,6 +19,13 @@ def out(*lines: str) -> None:
 def ask(question: str) -> str:
     """What the user answers; the question is one line."""
     return input(f"{plain(' '.join(question.split()))} ")
+
+
+def own_output() -> TextIO:
+    """Standard output for the caller's lines alone: what user code prints goes to standard error, and so does what processes that an engine starts do."""
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return output
 
 
 def err(*lines: str) -> None:

@@ -29,6 +29,8 @@ COMMANDS = {
     "ui": "show runs in a browser, while they go on too",
     "journal": "check, show or repair the journal of a run",
     "samples": "look at what a run generated",
+    "replay": "train a run again from its samples, and compare the weights",
+    "diff": "find the first step in which two runs part, and why",
     "generate": "try a trained model",
     "profile": "measure how fast this machine generates and trains for a job",
     "simulate": "play a scenario in virtual time, with the real scheduler",
@@ -57,6 +59,7 @@ MODULES = {
 
 PACKAGES = {
     "streamrl_cli.cluster": ("plan", "submit", "status", "logs", "suspend", "resume", "scale", "cancel", "cluster"),
+    "streamrl_cli.replaying": ("replay", "diff"),
     "streamrl_cli.reporting": ("report", "samples", "compare"),
     "streamrl_cli.ui": ("ui",),
 }

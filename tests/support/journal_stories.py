@@ -42,7 +42,13 @@ class Story:
         ids = (3 * step, 3 * step + 1)
         self.history = self.history.with_step(ids)
         taken = rec.StepTaken(
-            attempt=number, step=step, group_ids=ids, metrics={"loss": 0.25 * step}, advantages=bytes(16)
+            attempt=number,
+            step=step,
+            group_ids=ids,
+            metrics={"loss": 0.25 * step},
+            advantages=bytes(16),
+            version_hash=bytes(32),
+            micro_steps=(1,),
         )
         await self.opened.write([taken])
 

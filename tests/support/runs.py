@@ -182,13 +182,13 @@ class LocalRun:
         return list(read_jsonl(self.folder / "metrics" / name))
 
 
-def streamrl(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def streamrl(*args: str, cwd: Path | None = None, deadline_s: float = COMMAND_S) -> subprocess.CompletedProcess[str]:
     """Run the command line once."""
     return subprocess.run(
         [sys.executable, "-m", "streamrl_cli.main", *args],
         capture_output=True,
         text=True,
-        timeout=COMMAND_S,
+        timeout=deadline_s,
         cwd=cwd,
         check=False,
     )

@@ -14,9 +14,7 @@ with the cores and GPUs that `streamrl run` would give it.
 
 import asyncio
 import json
-import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,18 +33,16 @@ from streamrl_cli.profiling.record import (
     model_of,
 )
 from streamrl_cli.runner.folder import RunFolder, create_folder
-from streamrl_cli.runner.plan import LOOPBACK, ProcessPlan, plan_run, usable_cpus, visible_gpus
+from streamrl_cli.runner.lone_trainer import lone_environment, start_lone_trainer
+from streamrl_cli.runner.plan import plan_run, usable_cpus, visible_gpus
 from streamrl_cli.runner.prepare import prepare_model
-from streamrl_cli.runner.workers import child, failed, free_port
+from streamrl_cli.runner.workers import child, failed
 
 _PROBE = "streamrl_cli.profiling.probe"
-_RANK = "streamrl_workers.trainer"
 _START_S = 900.0
 """For a probe's first line beyond the deadline: a large model takes minutes to load."""
 _GRACE_S = 60.0
 """For any later line beyond the deadline: one step that began within it must end."""
-_NO_SCHEDULER = f"{LOOPBACK}:1"
-"""A trainer's settings name one; a probe never dials it."""
 _LENGTHS_WITHOUT_ANSWERS = 16
 
 
@@ -137,7 +133,7 @@ async def _pool(pool: GeneratorPool, *, run: RunFolder, model: str, wanted: Meas
     log = run.file(keys.DIR_LOGS, f"decode-{pool.name}.log")
     points: list[BatchPoint] = []
     answers: Mapping[str, Any] = {}
-    env = _env(plan, run=run, model=model)
+    env = lone_environment(plan, run=run, model=model)
     async with child(_PROBE, "decode", json.dumps(task), env=env, log=log) as process:
         async for what, fields in _lines(process, log=log, what=f"pool {pool.name}", deadline_s=wanted.deadline_s):
             if what == "answers":
@@ -171,17 +167,10 @@ async def _trainer(
         "lengths": list(lengths),
         "deadline_s": wanted.deadline_s,
     }
-    ranks = plan_run(run.job.spec, cpus=usable_cpus(), gpus=visible_gpus()).ranks
     log = run.file(keys.DIR_LOGS, "trainer-0.log")
     what = f"trainer with {count} {'process' if count == 1 else 'processes'}"
     points: list[StepPoint] = []
-    shared = {keys.ENV_MASTER_PORT: str(free_port()), keys.ENV_TOKEN: secrets.token_hex(32)}
-    envs = [_env(plan, run=run, model=model) | shared for plan in ranks]
-    async with AsyncExitStack() as stack:
-        for rank, env in enumerate(envs[1:], start=1):
-            other = run.file(keys.DIR_LOGS, f"trainer-{rank}.log")
-            await stack.enter_async_context(child(_RANK, env=env, log=other, tells=False))
-        process = await stack.enter_async_context(child(_PROBE, "train", json.dumps(task), env=envs[0], log=log))
+    async with start_lone_trainer(run, _PROBE, "train", json.dumps(task), model=model) as process:
         async for kind, fields in _lines(process, log=log, what=what, deadline_s=wanted.deadline_s):
             if kind == "step":
                 points.append(point := StepPoint(processes=count, **fields))
@@ -194,19 +183,6 @@ def with_processes(job: RLJob, count: int) -> RLJob:
     document = job.model_dump(mode="json", by_alias=True, exclude_none=True)
     document["spec"]["trainer"]["processesPerNode"] = count
     return parse_job(document)
-
-
-def _env(plan: ProcessPlan, *, run: RunFolder, model: str) -> dict[str, str]:
-    return {
-        **plan.env,
-        keys.ENV_RUN_DIR: str(run.path),
-        keys.ENV_MODEL_PATH: model,
-        keys.ENV_CODE_DIR: str(run.base_dir),
-        keys.ENV_SCHEDULER_ADDRESS: _NO_SCHEDULER,
-        keys.ENV_TOKEN: "",
-        keys.ENV_WEIGHTS_PORT: "0",
-        keys.ENV_SIGNALS_PORT: "0",
-    }
 
 
 async def _lines(

@@ -64,7 +64,7 @@ class TrainTask:
 def main(argv: Sequence[str]) -> int:
     """Measure one stage as the environment and the task say; the exit code."""
     role, task = argv
-    output = _own_output()
+    output = console.own_output()
     measures: dict[str, Callable[[Mapping[str, Any], Say], None]] = {
         "decode": lambda given, say: decode(DecodeTask(**given), say=say),
         "train": lambda given, say: train(TrainTask(**given), say=say),
@@ -86,13 +86,6 @@ def main(argv: Sequence[str]) -> int:
         console.err(f"out of memory: {error}")
         return EXIT_FAULT
     return EXIT_DONE
-
-
-def _own_output() -> TextIO:
-    """Standard output for our lines alone: what user code prints goes to standard error, and so does what processes that an engine starts do."""
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return output
 
 
 def _say(what: str, fields: Mapping[str, Any], output: TextIO) -> None:

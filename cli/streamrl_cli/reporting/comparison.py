@@ -16,6 +16,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from streamrl.errors import UserError
+from streamrl.spec import RLJobSpec
 from streamrl_cli.reporting.data import RunData, cost, weighted_bubbles
 
 EFFORTS = ("steps", "tokens", "seconds", "cost")
@@ -158,9 +159,13 @@ def compare(runs: Sequence[RunData], *, reward: str | None = None) -> Comparison
 
 
 def _settings(run: RunData) -> dict[str, str]:
-    """Every field of the job that is set, by its path, but for the seed."""
-    spec = run.folder.job.spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"seed"})
-    return dict(_leaves(spec, ""))
+    """Every field of the job that is set, but for the seed."""
+    return {path: value for path, value in set_fields(run.folder.job.spec).items() if path != "seed"}
+
+
+def set_fields(spec: RLJobSpec) -> dict[str, str]:
+    """Every field that is set, by its path."""
+    return dict(_leaves(spec.model_dump(mode="json", by_alias=True, exclude_none=True), ""))
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON

@@ -446,7 +446,7 @@ class Credit(_message.Message):
     def __init__(self, bytes: _Optional[int] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("step", "group_ids", "metrics", "advantages")
+    __slots__ = ("step", "group_ids", "metrics", "advantages", "version_hash", "micro_steps")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -458,11 +458,15 @@ class StepDone(_message.Message):
     GROUP_IDS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     ADVANTAGES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_HASH_FIELD_NUMBER: _ClassVar[int]
+    MICRO_STEPS_FIELD_NUMBER: _ClassVar[int]
     step: int
     group_ids: _containers.RepeatedScalarFieldContainer[int]
     metrics: _containers.ScalarMap[str, float]
     advantages: bytes
-    def __init__(self, step: _Optional[int] = ..., group_ids: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., advantages: _Optional[bytes] = ...) -> None: ...
+    version_hash: bytes
+    micro_steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., group_ids: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., advantages: _Optional[bytes] = ..., version_hash: _Optional[bytes] = ..., micro_steps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Published(_message.Message):
     __slots__ = ("version", "size_bytes")
@@ -584,7 +588,7 @@ class SampleTexts(_message.Message):
     def __init__(self, turns: _Optional[_Iterable[str]] = ..., observations: _Optional[_Iterable[str]] = ..., contexts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ArchivedGroup(_message.Message):
-    __slots__ = ("group_id", "prompt_index", "start_version", "step", "attempt", "drop_reason", "advantages", "samples")
+    __slots__ = ("group_id", "prompt_index", "start_version", "step", "attempt", "drop_reason", "advantages", "samples", "position", "micro_step", "version_hash")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
     START_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -593,6 +597,9 @@ class ArchivedGroup(_message.Message):
     DROP_REASON_FIELD_NUMBER: _ClassVar[int]
     ADVANTAGES_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    MICRO_STEP_FIELD_NUMBER: _ClassVar[int]
+    VERSION_HASH_FIELD_NUMBER: _ClassVar[int]
     group_id: int
     prompt_index: int
     start_version: int
@@ -601,7 +608,10 @@ class ArchivedGroup(_message.Message):
     drop_reason: str
     advantages: bytes
     samples: _containers.RepeatedCompositeFieldContainer[ArchivedSample]
-    def __init__(self, group_id: _Optional[int] = ..., prompt_index: _Optional[int] = ..., start_version: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., drop_reason: _Optional[str] = ..., advantages: _Optional[bytes] = ..., samples: _Optional[_Iterable[_Union[ArchivedSample, _Mapping]]] = ...) -> None: ...
+    position: int
+    micro_step: int
+    version_hash: bytes
+    def __init__(self, group_id: _Optional[int] = ..., prompt_index: _Optional[int] = ..., start_version: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., drop_reason: _Optional[str] = ..., advantages: _Optional[bytes] = ..., samples: _Optional[_Iterable[_Union[ArchivedSample, _Mapping]]] = ..., position: _Optional[int] = ..., micro_step: _Optional[int] = ..., version_hash: _Optional[bytes] = ...) -> None: ...
 
 class ArchivedSample(_message.Message):
     __slots__ = ("reward", "tokens")

@@ -1,5 +1,6 @@
 """The RLJob: the one document that a user writes."""
 
+from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
@@ -63,6 +64,21 @@ class Tracing(SpecModel):
         scheme, _, host = self.endpoint.split("/")[:3]
         port = host.rpartition("]")[2].partition(":")[2]
         return int(port) if port else 443 if scheme == "https:" else 80
+
+
+def _logical_rule(rule: str, cel: str, broken: Callable[["RLJobSpec"], object]) -> FieldRule:
+    """Of a job whose weights are to follow from the job alone."""
+    return FieldRule(
+        f"pipeline.delivery Logical {rule}",
+        f"self.pipeline.delivery != 'Logical' || ({cel})",
+        lambda spec: spec.pipeline.delivery == "Logical" and broken(spec),
+    )
+
+
+def _is_alone(pool: GeneratorPool) -> bool:
+    """Whether no sample of the pool's engines is computed together with another."""
+    engine = pool.engine
+    return engine.simulated is not None or (engine.hf is not None and engine.hf.slots == 1)
 
 
 class RLJobSpec(SpecModel):
@@ -136,6 +152,21 @@ class RLJobSpec(SpecModel):
                 and spec.algorithm.trajectory_balance is not None
                 and spec.algorithm.trajectory_balance.replay is not None
             ),
+        ),
+        _logical_rule(
+            "needs engine simulated, or hf with slots 1: in a batch the last digits of a log-prob follow from the neighbours",
+            "self.generators.all(g, has(g.engine.simulated) || (has(g.engine.hf) && g.engine.hf.slots == 1))",
+            lambda spec: ", ".join(pool.engine.key for pool in spec.generators if not _is_alone(pool)),
+        ),
+        _logical_rule(
+            "needs algorithm.dapo.dynamicSampling.maxDrawsPerStep 1: which groups are dropped follows from who comes first",
+            "!has(self.algorithm.dapo) || self.algorithm.dapo.dynamicSampling.maxDrawsPerStep == 1",
+            lambda spec: spec.algorithm.dapo and spec.algorithm.dapo.dynamic_sampling.max_draws_per_step > 1,
+        ),
+        _logical_rule(
+            "goes without scheduling.rebalance: a sample that moves is computed otherwise",
+            "!has(self.scheduling.rebalance)",
+            lambda spec: spec.scheduling.rebalance is not None,
         ),
     )
 

@@ -50,6 +50,11 @@ class Pipeline(SpecModel):
         description="Whether a sample that runs goes on under a new version of the weights, its tokens then being of several versions, each with its log-prob. "
         "False: each sample (with an environment: each turn) is of one version; a generator loads the next when those that run have ended.",
     )
+    delivery: Literal["Arrival", "Logical"] = Field(
+        default="Arrival",
+        description="Arrival: the trainer gets groups as they are scored, and trains on what has come. "
+        "Logical: in the order of the prompts, cut by tokens alone, so that runs with different kills have the same weights; the trainer waits for the next group.",
+    )
     batch_groups: int = Field(description="Groups (prompts) a training step.", ge=1, le=65_536)
     steps: int = Field(description="Training steps of the run.", ge=1, le=10_000_000)
 
@@ -66,6 +71,12 @@ class Pipeline(SpecModel):
             "maxStalenessSteps must be at least 1 with mode StreamAsync",
             "self.mode != 'StreamAsync' || !has(self.maxStalenessSteps) || self.maxStalenessSteps >= 1",
             lambda pipeline: pipeline.mode == "StreamAsync" and pipeline.staleness < 1 and f"{pipeline.staleness}",
+        ),
+        FieldRule(
+            "delivery Logical needs maxStalenessSteps 0: which version a sample is of would follow from moments",
+            "self.delivery != 'Logical' || "
+            "(self.mode != 'StreamAsync' && (!has(self.maxStalenessSteps) || self.maxStalenessSteps == 0))",
+            lambda pipeline: pipeline.delivery == "Logical" and pipeline.staleness and f"{pipeline.staleness}",
         ),
     )
 

@@ -475,7 +475,7 @@ class Core:
         if step < self._settings.steps or not self._exported or evaluator.version is not None or evaluator.due(step):
             return
         self._ending = self._assignment.ended = True
-        self._outbox.write(RunEnded(step=step), then=self._end)
+        self._outbox.write(RunEnded(step=step, version_hash=self._announcer.hash_of(step)), then=self._end)
 
     def _end(self) -> None:
         self._ended = True

@@ -331,6 +331,11 @@ class Announcer:
             if generator.told == (name.attempt, name.step) != generator.version:
                 generator.told = None  # the trainer may be somewhere else now
 
+    def hash_of(self, step: int) -> bytes:
+        """Of the version that the trainer serves as `step`; empty: there is none."""
+        entry = self._published.get(step)
+        return b"" if entry is None else entry[0].hash
+
     def advance(self, *, recorded_steps: int) -> None:
         """Announce the next version, if there is one and nothing is in the way."""
         if self._situation(recorded_steps) == self._last:

@@ -67,7 +67,9 @@ class StepTaken:
     group_ids: tuple[int, ...]
     metrics: Mapping[str, float] = field(default_factory=dict)
     advantages: bytes = b""
-    """As of `StepDone`."""
+    """As of `StepDone`, and so are the others."""
+    version_hash: bytes = b""
+    micro_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,8 @@ class RunEnded:
     """The run has ended; live groups are dropped with reason run_ended."""
 
     step: int
+    version_hash: bytes = b""
+    """Of version `step`, the last one. Empty: it is not known."""
 
 
 Record = Planned | Scored | Dropped | AttemptStarted | StepTaken | Checkpointed | Evaluated | RunEnded

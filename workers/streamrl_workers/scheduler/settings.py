@@ -67,6 +67,8 @@ class SchedulerSettings:
     prompt_look_ahead: int
     partial_rollouts: bool = True
     """Whether a sample that runs may go on under another version."""
+    in_order: bool = False
+    """Whether groups are delivered by their numbers, not as they are scored."""
     whole_batches: bool = False
     """Whether groups are delivered only when a whole batch can be."""
     waits_are_phases: bool = False
@@ -105,7 +107,8 @@ class SchedulerSettings:
             rebalance=scheduling.rebalance,
             length_signals=scheduling.length_signals,
             prompt_look_ahead=look_ahead,
-            partial_rollouts=pipeline.partial_rollouts,
+            partial_rollouts=pipeline.partial_rollouts and pipeline.delivery != "Logical",
+            in_order=pipeline.delivery == "Logical",
             whole_batches=pipeline.mode in _WHOLE_BATCH_MODES,
             waits_are_phases=pipeline.mode in _PHASE_MODES,
             draws_per_step=_draws_per_step(spec.algorithm),

@@ -11,6 +11,7 @@ get exactly their recorded groups; the staleness window speaks of the frontier a
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import pairwise
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.components import SchedulerComponents, StepSummary
@@ -59,6 +60,8 @@ class TrainerFeed:
         self._delivered: dict[int, None] = {}
         """Groups of the current step that the trainer holds, in order."""
         self._ready = ReadyGroups()
+        self._first_undelivered: int | None = None
+        """No group of a lower number is to be delivered in the step that has no record yet. None: not looked for yet."""
         self._idle_cause = ""
         self._counted: tuple[int, Counter[str], Counter[str]] = 0, Counter(), Counter()
         """Reissued samples, dropped groups and samples without a reward, as the step before found them."""
@@ -90,7 +93,7 @@ class TrainerFeed:
         self._ready.put(group)
 
     def deliver(self) -> None:
-        """Send what may be sent, in the order of scoring as far as the staleness rule allows."""
+        """Send what may be sent: in the order of scoring as far as the staleness rule allows, or in the order of the groups' numbers."""
         if not (self._connected and self._durable) or self._recording or self.step >= self._settings.steps:
             return
         while (group := self._next()) is not None:
@@ -105,7 +108,20 @@ class TrainerFeed:
             return next((self._groups[group_id] for group_id in missing), None)
         if not (self._window.room and self._barrier_open()):
             return None
-        return self._ready.first(self._window.may_deliver)
+        return self._next_number() if self._settings.in_order else self._ready.first(self._window.may_deliver)
+
+    def _next_number(self) -> Group | None:
+        """The group of the lowest number of all that are to be delivered, if it is ready: those behind it wait. Only at staleness 0,
+        where the next step's groups are not there yet."""
+        if not self._ready.total:
+            return None
+        number = self._first_undelivered
+        if number is None:
+            number = min(group.group_id for group in self._groups)
+        while (group := self._groups.get(number)) is None or group.recorded or number in self._delivered:
+            number += 1  # it ends at a group that is ready
+        self._first_undelivered = number
+        return group if group.serial is not None else None
 
     def _barrier_open(self) -> bool:
         if not self._settings.whole_batches or self._delivered:
@@ -148,6 +164,8 @@ class TrainerFeed:
             assert group.start_version is not None
             self._window.take_back(group.start_version)
             self.scored(group)
+            if self._first_undelivered is not None:
+                self._first_undelivered = min(self._first_undelivered, group.group_id)
 
     def _tell_idle(self) -> None:
         if self.repeating or not self._window.room:
@@ -178,6 +196,8 @@ class TrainerFeed:
                 group_ids=tuple(done.group_ids),
                 metrics=dict(done.metrics),
                 advantages=done.advantages,
+                version_hash=done.version_hash,
+                micro_steps=tuple(done.micro_steps),
             ),
             then=partial(self._recorded, self._consume(done)),
         )
@@ -193,6 +213,8 @@ class TrainerFeed:
             )
         if len(done.advantages) not in (0, 4 * expected * self._settings.group_size):
             raise MismatchError(f"step {done.step} has {len(done.advantages)} bytes of advantages")
+        if not all(before < behind for before, behind in pairwise((0, *done.micro_steps, expected))):
+            raise MismatchError(f"step {done.step} of {expected} groups had micro-steps behind {[*done.micro_steps]}")
 
     def _consume(self, done: pb.StepDone) -> StepSummary:
         groups = [self._groups[group_id] for group_id in done.group_ids]

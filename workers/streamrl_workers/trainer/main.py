@@ -211,6 +211,7 @@ def _prepare(
         recorder=status.recorder,
         history=history,
         steps=spec.pipeline.steps,
+        in_order=spec.pipeline.delivery == "Logical",
         checkpoint_interval_steps=spec.storage.checkpoints.interval_steps,
         store_dir=settings.store,
         copies=copies,

@@ -5,7 +5,7 @@ Owns: the order of things in one trainer process, the thread that hashes and ann
 Evaluation is the scheduler's.
 
 One step:
-1. take groups as they come; a micro-step starts when enough samples wait;
+1. take groups as they come; a micro-step starts when enough samples wait (in order: when that many tokens have come, whenever that is);
 2. when the last group is there: the rest, then the optimiser;
 3. copy the weights (the only part of publishing that the next step waits for);
 4. say that the step is done; the journal records it, then the version is announced, while step k + 1 goes on;
@@ -56,7 +56,9 @@ class Publishing:
         self._store = store
         self._attempt = attempt
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer-publishing")
-        self._current: Future[None] | None = None
+        self._current: Future[bytes] | None = None
+        self.newest_hash = b""
+        """Of the newest version that was waited for."""
 
     def begin(self, step: int, tensors: Mapping[str, TensorBytes]) -> None:
         """Publish version `step`; the version before must have been waited for."""
@@ -67,13 +69,14 @@ class Publishing:
         """Until the version on its way is announced. It waits for the journal's record, which has a deadline."""
         if self._current is not None:
             current, self._current = self._current, None
-            current.result()
+            self.newest_hash = current.result()
 
-    def _publish(self, step: int, tensors: Mapping[str, TensorBytes]) -> None:
+    def _publish(self, step: int, tensors: Mapping[str, TensorBytes]) -> bytes:
         name = self._store.publish(attempt=self._attempt, step=step, tensors=tensors)
         size_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
         self._session.wait_recorded(step)
         self._session.publish(pb.Published(version=name, size_bytes=size_bytes))
+        return name.hash
 
     def __enter__(self) -> Self:
         return self
@@ -98,6 +101,7 @@ class StepLoop:
     steps: int  # of the run
     checkpoint_interval_steps: int
     store_dir: Path  # holds the checkpoints, and the model in the end
+    in_order: bool = False  # groups come by their numbers, and micro-steps follow from these alone
     attempt: int = 0  # known with the scheduler's welcome
 
     def __post_init__(self) -> None:
@@ -139,32 +143,43 @@ class StepLoop:
         step, begun_s = self.version, time.monotonic()
         engine = self.engine
         engine.begin_step(step, attempt=self.attempt)
-        group_ids = self._gather(step)
+        group_ids, micro_steps = self._gather(step)
         with self.recorder.during("busy"):
             metrics = engine.finish_step()
         self.history = self.history.with_step(group_ids)
         metrics["step_seconds"] = time.monotonic() - begun_s
         with self.recorder.during("weights"):
             publishing.wait()
-            advantages = engine.advantages(group_ids)
-            self.session.step_done(pb.StepDone(step=step, group_ids=group_ids, metrics=metrics, advantages=advantages))
+            done = pb.StepDone(
+                step=step,
+                group_ids=group_ids,
+                metrics=metrics,
+                advantages=engine.advantages(group_ids),
+                version_hash=publishing.newest_hash,
+                micro_steps=micro_steps,
+            )
+            self.session.step_done(done)
         self._publish(publishing)
         if self.version % self.checkpoint_interval_steps == 0 or self.version == self.steps:
             self._checkpoint()
 
-    def _gather(self, step: int) -> list[int]:
-        """All groups of the step, trained as far as micro-steps became full."""
+    def _gather(self, step: int) -> tuple[list[int], list[int]]:
+        """All groups of the step, trained as far as micro-steps became full; how many had come when each of these began."""
         session, engine = self.session, self.engine
         group_ids: list[int] = []
+        micro_steps: list[int] = []
         told_s = time.monotonic()
         while True:
-            groups = session.poll()
-            group_ids += [group.group_id for group in groups]
-            with self.recorder.during("busy"):
-                engine.add(groups)
-                if len(group_ids) >= self._batch_groups:
-                    return group_ids
-                worked = engine.advance(idle=not groups)
+            groups, worked = session.poll(), False
+            for portion in [[group] for group in groups] if self.in_order else [groups]:
+                group_ids += [group.group_id for group in portion]
+                with self.recorder.during("busy"):
+                    engine.add(portion)
+                    if len(group_ids) >= self._batch_groups:
+                        return group_ids, micro_steps
+                    worked = engine.advance(idle=not portion)
+                if worked:
+                    micro_steps.append(len(group_ids))
             if not worked and not groups:
                 self._wait_groups()
             if time.monotonic() - told_s >= _WAIT_REPORT_S:

@@ -285,6 +285,16 @@ def test_a_step_that_names_a_group_twice_sends_the_trainer_back():
     assert len(commands(run.core.step_done(done), "restart")) == 1
 
 
+@pytest.mark.parametrize("micro_steps", [[0], [2], [1, 1], [3]])
+def test_a_step_with_micro_steps_that_cannot_be_sends_the_trainer_back(micro_steps: list[int]):
+    """Behind no group, behind the last one, or twice behind one."""
+    run = world(slots=12, batch_groups=2)
+    groups = [_one_scored(run), _one_scored(run)]
+    done = pb.StepDone(step=0, group_ids=groups, micro_steps=micro_steps)
+    (restart,) = commands(run.core.step_done(done), "restart")
+    assert restart.reason == f"step 0 of 2 groups had micro-steps behind {micro_steps}"
+
+
 def test_a_hello_that_names_a_group_twice_holds_it_once():
     run = world(slots=12, batch_groups=2)
     run.core.trainer_left()
@@ -380,7 +390,7 @@ def test_a_run_ends_with_the_steps_that_it_is_given_while_it_waits(steps: int) -
     run.start_trainer()
     run.run_out()
     run.commit(100)
-    assert run.durable[-1] == rec.RunEnded(step=max(steps, 2))
+    assert run.durable[-1] == rec.RunEnded(step=max(steps, 2), version_hash=b"h")
     recovered = replay(run.durable)
     assert (recovered.step, recovered.ended) == (max(steps, 2), True)
 

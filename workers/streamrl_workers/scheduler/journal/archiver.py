@@ -18,6 +18,7 @@ import json
 import logging
 import sqlite3
 import threading
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -104,6 +105,11 @@ class Consumption:
     step: int
     attempt: int
     advantages: bytes
+    position: int
+    """Among the step's groups."""
+    micro_step: int
+    version_hash: bytes
+    """Of the version that the step began with; of position 0 alone."""
 
 
 def consumptions(
@@ -111,17 +117,26 @@ def consumptions(
 ) -> dict[int, Consumption]:
     """Group -> the step that counts, of the steps from `first` on; of all groups, or of `wanted`."""
     counting = {step: attempt for step, attempt, _ in read_steps(connection, first=first)}
-    rows = connection.execute("SELECT step, attempt, group_ids, advantages FROM steps WHERE step >= ?", (first,))
+    rows = connection.execute(
+        "SELECT step, attempt, group_ids, advantages, version_hash, micro_steps FROM steps WHERE step >= ?", (first,)
+    )
     found = {}
-    for step, attempt, packed, advantages in rows:
+    for step, attempt, packed, advantages, version_hash, packed_micro_steps in rows:
         if counting.get(step) != attempt:
             continue
-        group_ids = unpack_int64(packed)
+        group_ids, micro_steps = unpack_int64(packed), unpack_int64(packed_micro_steps)
         each = len(advantages or b"") // max(1, len(group_ids))
         for position, group_id in enumerate(group_ids):
             if wanted is None or group_id in wanted:
                 own = advantages[position * each : (position + 1) * each] if each else b""
-                found[group_id] = Consumption(step=step, attempt=attempt, advantages=own)
+                found[group_id] = Consumption(
+                    step=step,
+                    attempt=attempt,
+                    advantages=own,
+                    position=position,
+                    micro_step=bisect_right(micro_steps, position),
+                    version_hash=b"" if position else version_hash,
+                )
     return found
 
 
@@ -151,6 +166,9 @@ def read_stored(
         attempt=0 if step is None else step.attempt,
         drop_reason=drop_reason or "",
         advantages=b"" if step is None else step.advantages,
+        position=None if step is None else step.position,
+        micro_step=0 if step is None else step.micro_step,
+        version_hash=b"" if step is None else step.version_hash,
         samples=[
             pb.ArchivedSample(
                 reward=sample.reward if sample.HasField("reward") else None, tokens=completion_tokens(sample)

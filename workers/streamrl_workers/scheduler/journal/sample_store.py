@@ -15,6 +15,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.journal.archiver import Account, consumptions, read_account, read_stored
 from streamrl_workers.scheduler.journal.check import snapshot
 from streamrl_workers.scheduler.journal.store import SAMPLE_BITS
+from streamrl_workers.scheduler.journal.tables import read_last_hash
 from streamrl_workers.stream.archive import ArchivedEntry, read_archive, read_segment, segment_numbers
 
 SamplePlace = tuple[int, int]
@@ -55,6 +56,8 @@ class SampleStore:
 
     run_dir: Path
     account: Account
+    last_hash: bytes
+    """Of the version that the run has ended with; empty: it is not known."""
     _connection: sqlite3.Connection
 
     def groups(self) -> Iterator[StoredGroup]:
@@ -105,4 +108,5 @@ def open_samples(run_dir: Path) -> Iterator[SampleStore]:
             field=str(journal), rule="must not be a symbolic link", fix="name the folder that has the journal"
         )
     with snapshot(run_dir) as connection:
-        yield SampleStore(run_dir=run_dir, account=read_account(connection), _connection=connection)
+        account, last_hash = read_account(connection), read_last_hash(connection)
+        yield SampleStore(run_dir=run_dir, account=account, last_hash=last_hash, _connection=connection)

@@ -8,10 +8,10 @@ written (`writer.py`), nor how damage is found (`integrity.py`).
                   (dropped, or consumed by a step that a checkpoint covers)
     trajectories  samples of groups that are scored and not settled; key = group_id * 1024 + sample
     attempts      trainer instances and the step that each began at
-    steps         what each step of each attempt consumed (group ids as packed int64)
+    steps         what each step of each attempt consumed, and how (group ids and micro-steps as packed int64)
     checkpoints   the oldest one kept
     texts         what the samples of a group that is to be archived read and wrote, as long as the samples are there
-    meta          end of the run, summary of old steps (`tables.py`), how far the archive goes (`archiver.py`)
+    meta          end of the run with its last version's hash, summary of old steps (`tables.py`), how far the archive goes (`archiver.py`)
     lengths       mean completion tokens by prompt (hash of its text), a sliding window of prompts
 """
 
@@ -34,7 +34,7 @@ from streamrl_workers.scheduler.journal.integrity import (
     row_digest,
 )
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 SAMPLE_BITS = 10
 """Samples of one group fit in so many bits (groupSize is at most 1024)."""
 
@@ -61,6 +61,8 @@ _TABLES = {
         "group_ids BLOB NOT NULL",
         "metrics TEXT NOT NULL",
         "advantages BLOB",
+        "version_hash BLOB NOT NULL",
+        "micro_steps BLOB NOT NULL",
         "PRIMARY KEY (step, attempt)",
     ],
     "checkpoints": ["step INTEGER PRIMARY KEY", "path TEXT NOT NULL"],

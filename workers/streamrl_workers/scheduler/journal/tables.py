@@ -116,13 +116,15 @@ def _dropped(connection: sqlite3.Connection, record: rec.Dropped) -> Garbage:
 
 def _step_taken(connection: sqlite3.Connection, record: rec.StepTaken) -> Garbage:
     connection.execute(
-        "INSERT INTO steps VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)",
         (
             record.step,
             record.attempt,
             pack_int64(record.group_ids),
             json.dumps(dict(record.metrics)),
             record.advantages or None,
+            record.version_hash,
+            pack_int64(record.micro_steps),
         ),
     )
     return []
@@ -157,6 +159,8 @@ def _run_ended(connection: sqlite3.Connection, record: rec.RunEnded) -> Garbage:
         [(group_id,) for group_id in dropped],
     )
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('ended_step', ?)", (str(record.step),))
+    if record.version_hash:
+        connection.execute("INSERT OR REPLACE INTO meta VALUES ('ended_hash', ?)", (record.version_hash.hex(),))
     return dropped
 
 
@@ -364,6 +368,12 @@ def _compact_dropped(connection: sqlite3.Connection, compacted: CompactedSteps) 
 def has_ended(connection: sqlite3.Connection) -> bool:
     """Whether the run is over."""
     return connection.execute("SELECT 1 FROM meta WHERE key = 'ended_step'").fetchone() is not None
+
+
+def read_last_hash(connection: sqlite3.Connection) -> bytes:
+    """Of the version that the run has ended with; empty: it has not ended, or its last version was not known."""
+    row = connection.execute("SELECT value FROM meta WHERE key = 'ended_hash'").fetchone()
+    return bytes.fromhex(row[0]) if row is not None else b""
 
 
 def read_attempts(connection: sqlite3.Connection) -> list[tuple[int, int]]:

@@ -35,7 +35,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _NAMES = frozenset({"generator_id", "trainer_id", "instance", "pool"})
 _FREE_NUMBERS = frozenset({"metrics"})
 """What an optimiser gives may be infinite."""
-_HASHES = frozenset({"hash", "engine_hash"})
+_HASHES = frozenset({"hash", "engine_hash", "version_hash"})
 _HASH_BYTES = 64
 _ITEMS = 2**17
 """In a list: groups of a step, spans of a sample, samples in a message."""

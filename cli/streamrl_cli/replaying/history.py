@@ -1,0 +1,95 @@
+"""The steps of a run as its samples tell them: the groups of each in their order, its micro-steps, the version that it began with.
+
+Owns what must be there for that. Does not own reading the samples (`scheduler/journal/sample_store.py`), nor training.
+Steps that were taken back are none of these: what counts is the history of the newest weights.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from streamrl.errors import UserError
+from streamrl.keys import FILE_JOB
+from streamrl.spec import RLJob, read_job
+from streamrl_workers.scheduler.journal.sample_store import StoredGroup, open_samples
+
+_FIX = "a run can be told again while all of its samples are there: storage.archive with sharePercent 100, and maxBytes for all of them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryStep:
+    """A step that counts."""
+
+    step: int
+    attempt: int
+    groups: tuple[StoredGroup, ...]
+    """In the order in which the trainer got them."""
+    micro_steps: tuple[int, ...]
+    """Groups that had come when each micro-step took what waited, as of `StepDone`."""
+    version_hash: bytes
+    """Of version `step`, which it began with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunHistory:
+    """All steps of a run, from 0 on."""
+
+    run_dir: Path
+    job: RLJob
+    steps: tuple[HistoryStep, ...]
+    last_hash: bytes
+    """Of the version behind the last step; empty: it is not known."""
+
+    def hash_of(self, version: int) -> bytes:
+        """Of a version; empty: it is not known."""
+        return self.steps[version].version_hash if version < len(self.steps) else self.last_hash
+
+
+def read_history(run_dir: Path, *, end: int | None = None) -> RunHistory:
+    """The steps before `end`; None: all that are recorded. Also while the run goes on.
+
+    Raises:
+        UserError: the folder is none of a run, or does not have all samples of these steps.
+    """
+    with open_samples(run_dir) as store:
+        job = read_job(run_dir / FILE_JOB, beneath=run_dir)
+        if not job.spec.storage.archive.share_percent:
+            raise UserError(field=str(run_dir), rule="has no archive (storage.archive.sharePercent is 0)", fix=_FIX)
+        taken: defaultdict[int, list[StoredGroup]] = defaultdict(list)
+        behind = False
+        for group in store.groups():
+            if group.head.HasField("step"):
+                inside = end is None or group.head.step < end
+                behind |= not inside
+                if inside:
+                    taken[group.head.step].append(group)
+        last_hash = b"" if behind else store.last_hash
+    if not taken:
+        raise UserError(field=str(run_dir), rule="has no samples of a step", fix=_FIX)
+    batch = job.spec.pipeline.batch_groups
+    steps = tuple(_step(run_dir, step, taken.get(step, []), batch=batch) for step in range(max(taken) + 1))
+    return RunHistory(run_dir=run_dir, job=job, steps=steps, last_hash=last_hash)
+
+
+def _step(run_dir: Path, step: int, found: list[StoredGroup], *, batch: int) -> HistoryStep:
+    if len(found) != batch:
+        rule = f"has the samples of {len(found)} of the {batch} groups of step {step}"
+        raise UserError(field=str(run_dir), rule=rule, fix=_FIX)
+    if not all(group.head.HasField("position") for group in found):
+        rule = f"does not say in which order step {step} took its groups: an earlier release has written it"
+        raise UserError(field=str(run_dir), rule=rule, fix="use a run of this release")
+    groups = sorted(found, key=lambda group: group.head.position)
+    numbers = [group.head.micro_step for group in groups]
+    rises = [behind - before for before, behind in pairwise([0, *numbers])]
+    if [group.head.position for group in groups] != list(range(batch)) or not {0, 1}.issuperset(rises):
+        raise UserError(
+            field=str(run_dir), rule=f"holds a step {step} that none has taken", fix="restore it from a copy"
+        )
+    return HistoryStep(
+        step=step,
+        attempt=groups[0].head.attempt,
+        groups=tuple(groups),
+        micro_steps=tuple(place for place, rise in enumerate(rises) if rise),
+        version_hash=groups[0].head.version_hash,
+    )

@@ -1,0 +1,100 @@
+"""`streamrl replay RUN`: trains a run again from its samples, and compares each version with the run's by its hash.
+
+The initial model, the order of the groups and the micro-steps are the run's. Nothing is generated, and nothing of the run is changed.
+On a machine like the run's every hash is the same: then the samples in the archive are those that made the weights.
+Exit code 0: all are the same; 1: one differs, and the first that does is named; 2: the run cannot be replayed.
+"""
+
+import argparse
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from streamrl import keys
+from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_USER_ERROR, UserError
+from streamrl_cli import console
+from streamrl_cli.replaying.history import RunHistory, read_history
+from streamrl_cli.runner.folder import RunFolder, check_code_dir, create_folder, open_folder, private_files
+from streamrl_cli.runner.lone_trainer import start_lone_trainer
+from streamrl_cli.runner.prepare import prepare_model
+from streamrl_cli.runner.workers import RunFailedError, failed
+
+_PROCESS = "streamrl_cli.replaying.retrain"
+_VERSION_S = 4 * 3600.0
+"""For one version: a large model takes minutes to load, and a step of it may take an hour; a hung one must still end."""
+_SHOWN_CHARS = 16
+"""Of a hash."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `streamrl replay`."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--to-step", type=int, metavar="N", help="the first N steps (default: all that are recorded)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train again, compare."""
+    if args.to_step is not None and args.to_step < 1:
+        raise UserError(field="--to-step", rule="must be at least 1", got=args.to_step)
+    source = open_folder(args.run)
+    check_code_dir(source)
+    if source.job.spec.trainer.nodes > 1:
+        raise UserError(field="spec.trainer.nodes", rule="must be 1 to be replayed", got=source.job.spec.trainer.nodes)
+    history = read_history(source.path, end=args.to_step)
+    with private_files() as umask:
+        place = Path(tempfile.mkdtemp(prefix="streamrl-replay-"))
+        names_a_log = False
+        try:
+            return asyncio.run(_replay(history, source=source, place=place, umask=umask))
+        except RunFailedError as failure:
+            console.err(f"streamrl: {failure}")
+            names_a_log = failure.exit_code != EXIT_USER_ERROR
+            return failure.exit_code
+        finally:
+            if not names_a_log:
+                shutil.rmtree(place)
+
+
+async def _replay(history: RunHistory, *, source: RunFolder, place: Path, umask: int) -> int:
+    folder = create_folder(source.job, base_dir=source.base_dir, parent=place, path=place / source.name)
+    simulated = source.job.spec.trainer.engine.simulated is not None
+    model = "" if simulated else await prepare_model(folder, report=lambda _: None, say=console.err, umask=umask)
+    compared = version = 0
+    async for found in _versions(history, folder=folder, model=model):
+        said = history.hash_of(version)
+        if said and said.hex() != found:
+            console.out(_difference(version, run=said.hex(), here=found))
+            return EXIT_FAULT
+        compared += bool(said)
+        console.out(f"version {version}  {found[:_SHOWN_CHARS]}  {'same' if said else 'not known of the run'}")
+        version += 1
+    console.out(f"{len(history.steps)} steps replayed: {compared} of {version} versions compared, all are the same")
+    return EXIT_DONE
+
+
+def _difference(version: int, *, run: str, here: str) -> str:
+    hashes = f"{run[:_SHOWN_CHARS]} in the run, {here[:_SHOWN_CHARS]} here"
+    cause = "the initial model is another one" if version == 0 else f"step {version - 1} came out otherwise"
+    return f"version {version} differs: {hashes}; {cause}"
+
+
+async def _versions(history: RunHistory, *, folder: RunFolder, model: str) -> AsyncIterator[str]:
+    """Hash of each version, in hexadecimal. Raises `RunFailedError`: the trainer has failed, or takes too long."""
+    log = folder.file(keys.DIR_LOGS, "trainer-0.log")
+    arguments = (str(history.run_dir), str(len(history.steps)))
+    async with start_lone_trainer(folder, _PROCESS, *arguments, model=model) as process:
+        assert process.stdout is not None, "it is a pipe"
+        while True:
+            try:
+                async with asyncio.timeout(_VERSION_S):
+                    line = await process.stdout.readline()
+            except TimeoutError:
+                raise RunFailedError(f"the trainer made no version within {_VERSION_S:g} s; see {log}") from None
+            if not line:
+                break
+            yield line.decode().strip()
+        code = await process.wait()
+        if code != EXIT_DONE:
+            raise failed(reason=f"the run could not be replayed (exit code {code})", exit_code=code, log=log)

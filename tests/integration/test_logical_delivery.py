@@ -1,0 +1,62 @@
+"""`pipeline.delivery: Logical`: real runs of one job have the same weights, whatever dies, and `diff` finds the one sample that is another."""
+
+from pathlib import Path
+
+import pytest
+
+from streamrl_cli.replaying.history import RunHistory, read_history
+from support.replayed_runs import STEPS, in_order, run_with_kills
+from support.runs import streamrl
+
+pytestmark = pytest.mark.timeout(3600)
+
+CHANGED_GROUP, CHANGED_SAMPLE, ITS_STEP = 9, 2, 2
+OTHER_SEED = f"""
+import sys
+
+if "streamrl_workers.scheduler" in sys.orig_argv:
+    from streamrl_workers.scheduler.groups import sample
+
+    drawn = sample.sample_seed
+
+    def sample_seed(job_seed, *, group_id, sample_index):
+        seed = drawn(job_seed, group_id=group_id, sample_index=sample_index)
+        return seed ^ ((group_id, sample_index) == ({CHANGED_GROUP}, {CHANGED_SAMPLE}))
+
+    sample.sample_seed = sample_seed
+"""
+"""As `sitecustomize`: one sample of the run is drawn with another seed."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_with_kills(in_order(), tmp_path_factory.mktemp("undisturbed"), seed=0, kills=0).folder
+
+
+def hashes(history: RunHistory) -> list[bytes]:
+    return [history.hash_of(version) for version in range(STEPS + 1)]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_runs_with_kills_have_the_same_weights(seed: int, undisturbed: Path, tmp_path: Path) -> None:
+    run = run_with_kills(in_order(), tmp_path, seed=seed, kills=4)
+    expected = read_history(undisturbed)
+    assert len(set(hashes(expected))) == STEPS + 1, "every step moves the weights"
+    assert any(step.micro_steps for step in expected.steps)
+    compared = streamrl("diff", str(undisturbed), str(run.folder))
+    assert (compared.returncode, compared.stdout) == (0, f"the same in all {STEPS} steps of both\n"), compared
+    assert hashes(read_history(run.folder)) == hashes(expected)
+
+
+def test_diff_finds_the_sample_that_had_another_seed(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(OTHER_SEED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = run_with_kills(in_order(), tmp_path, seed=0, kills=0)
+    monkeypatch.delenv("PYTHONPATH")
+    compared = streamrl("diff", str(undisturbed), str(run.folder))
+    assert compared.returncode == 1, compared
+    first, *following = compared.stdout.splitlines()
+    assert first.startswith(f"step {ITS_STEP}: group {CHANGED_GROUP} sample {CHANGED_SAMPLE}: token "), compared
+    assert all(line.startswith(f"step {ITS_STEP}: ") for line in following)

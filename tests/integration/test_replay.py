@@ -1,0 +1,33 @@
+"""`streamrl replay`: real runs with kills, trained again from their samples, give the same weights, bit for bit."""
+
+from pathlib import Path
+
+import pytest
+
+from streamrl_cli.replaying.history import read_history
+from support.replayed_runs import PATIENCE_S, STEPS, run_with_kills, small_batches
+from support.runs import LocalRun, streamrl
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.soak
+def test_runs_with_kills_at_random_moments_are_replayed(seed: int, tmp_path: Path) -> None:
+    _assert_replayed(run_with_kills(small_batches(), tmp_path, seed=seed, kills=1 + seed % 5))
+
+
+@pytest.mark.parametrize(("seed", "kills"), [(1, 0), (2, 3)])
+def test_a_run_is_replayed_bit_for_bit(seed: int, kills: int, tmp_path: Path) -> None:
+    run = run_with_kills(small_batches(), tmp_path, seed=seed, kills=kills)
+    history = read_history(run.folder)
+    assert any(step.micro_steps for step in history.steps), "no step was trained in parts"
+    _assert_replayed(run)
+
+
+def _assert_replayed(run: LocalRun) -> None:
+    replayed = streamrl("replay", str(run.folder), deadline_s=PATIENCE_S)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert replayed.stdout.endswith(
+        f"{STEPS} steps replayed: {STEPS + 1} of {STEPS + 1} versions compared, all are the same\n"
+    )

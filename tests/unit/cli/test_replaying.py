@@ -1,0 +1,162 @@
+"""Steps of a run trained again from its samples, and the first step in which two runs part."""
+
+import argparse
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
+from streamrl_cli.replaying import diff, replay
+from streamrl_cli.replaying.history import read_history
+from streamrl_cli.replaying.retrain import retrain
+from streamrl_workers.stream.packing import pack_float32, unpack_float32
+from streamrl_workers.trainer.engines.torch_engine import TorchEngine
+from support.hostile import write_json
+from support.jobs import simulated_job
+from support.tiny_trainer import tiny_engine
+from support.trainer_groups import trainer_spec
+from support.written_histories import BATCH, STEPS, Change, write_history
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def engine() -> TorchEngine:
+    return tiny_engine(trainer_spec(microBatchTokens=64))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_versions_come_out_again_bit_for_bit(seed: int, tmp_path: Path) -> None:
+    hashes = await write_history(tmp_path / "run", engine(), seed=seed)
+    history = read_history(tmp_path / "run")
+    assert [history.hash_of(version) for version in range(STEPS + 1)] == hashes
+    assert any(step.micro_steps for step in history.steps)
+    assert list(retrain(engine(), history.steps)) == hashes
+    whole = [replace(step, micro_steps=()) for step in history.steps]
+    assert list(retrain(engine(), whole)) != hashes, "another cut of the same samples rounds otherwise"
+
+
+async def test_some_steps_are_replayed_alone(tmp_path: Path) -> None:
+    hashes = await write_history(tmp_path / "run", engine())
+    history = read_history(tmp_path / "run", end=2)
+    assert list(retrain(engine(), history.steps)) == hashes[:3]
+    assert history.hash_of(2) == b"", "it is the version of a step that was not asked for"
+
+
+@pytest.mark.parametrize(
+    ("share_percent", "rule"),
+    [(0, "has no archive"), (50, f"has the samples of 2 of the {BATCH} groups of step 0")],
+)
+async def test_a_run_without_all_of_its_samples_is_refused(share_percent: int, rule: str, tmp_path: Path) -> None:
+    await write_history(tmp_path / "run", engine(), share_percent=share_percent)
+    with pytest.raises(UserError, match=rule):
+        read_history(tmp_path / "run")
+
+
+def test_no_step_is_nothing_to_replay(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--to-step: must be at least 1, got 0"):
+        replay.run(argparse.Namespace(run=tmp_path, to_step=0))
+
+
+def _of(group_id: int, index: int, change: Change) -> Change:
+    return lambda sample: change(sample) if (sample.group_id, sample.sample_index) == (group_id, index) else None
+
+
+def _other_token(sample: pb.Sample) -> None:
+    sample.tokens = bytes([sample.tokens[0] ^ 1]) + sample.tokens[1:]
+
+
+def _other_logprob(sample: pb.Sample) -> None:
+    first, *rest = unpack_float32(sample.logprobs)
+    sample.logprobs = pack_float32([first - 1.0, *rest])
+
+
+def _other_version(sample: pb.Sample) -> None:
+    sample.spans[0].step -= 1
+
+
+def _other_reward(sample: pb.Sample) -> None:
+    sample.reward += 0.25
+
+
+def _no_reward(sample: pb.Sample) -> None:
+    sample.ClearField("reward")
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "token": (_other_token, "token 0 is "),
+    "log-prob": (_other_logprob, "log-prob 0 is "),
+    "version": (_other_version, "version is 1 | 0"),
+    "reward": (_other_reward, "reward is 1.0 | 1.25"),
+    "no reward": (_no_reward, "reward is 1.0 | none"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_diff_finds_the_step_and_the_sample_that_was_changed(
+    change: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_sample, said = CHANGES[change]
+    await write_history(tmp_path / "one", engine())
+    await write_history(tmp_path / "other", engine(), change=_of(BATCH + 2, 1, change_sample))
+    code, lines = _diff(tmp_path / "one", tmp_path / "other", capsys)
+    assert code == 1
+    assert lines[0].startswith(f"step 1: group {BATCH + 2} sample 1: {said}"), lines
+    if change in ("token", "reward"):  # what follows from it
+        assert lines[1].startswith("step 1: version 2 is "), lines
+
+
+async def test_diff_of_equal_runs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("one", "other"):
+        await write_history(tmp_path / name, engine())
+    assert _diff(tmp_path / "one", tmp_path / "other", capsys) == (0, [f"the same in all {STEPS} steps of both"])
+
+
+async def test_diff_tells_order_micro_steps_and_what_follows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (0, 2):
+        await write_history(tmp_path / str(seed), engine(), seed=seed)
+    code, lines = _diff(tmp_path / "0", tmp_path / "2", capsys)
+    assert code == 1
+    assert _kinds(lines) == ["groups came in the order", "micro-steps behind groups", "version 1 is"]
+    assert not lines[-1].endswith("has computed them")
+
+
+async def test_diff_tells_fields_of_the_job_and_other_arithmetic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await write_history(tmp_path / "one", engine())
+    await write_history(tmp_path / "other", tiny_engine(trainer_spec(microBatchTokens=64, learningRate=0.01)))
+    job = simulated_job(steps=STEPS, batch_groups=BATCH)
+    job["spec"]["trainer"]["learningRate"] = 0.01
+    write_json(tmp_path / "other" / "job.json", job)
+    code, lines = _diff(tmp_path / "one", tmp_path / "other", capsys)
+    assert code == 1
+    assert "job: spec.trainer.learningRate: '1e-06' | '0.01'" in lines
+    assert lines[-1].startswith("step 0: version 1 is ")
+    assert lines[-1].endswith("from the same samples, so another machine, release or setting has computed them")
+
+
+def _kinds(lines: Iterable[str]) -> list[str]:
+    """Without the step, and up to the first number that is listed."""
+    texts = [line.removeprefix("step 0: ") for line in lines]
+    return [
+        next(
+            kind
+            for kind in ("groups came in the order", "micro-steps behind groups", "version 1 is")
+            if text.startswith(kind)
+        )
+        for text in texts
+    ]
+
+
+def _diff(one: Path, other: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    code = diff.run(argparse.Namespace(one=one, other=other))
+    return code, capsys.readouterr().out.splitlines()
