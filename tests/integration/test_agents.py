@@ -14,7 +14,7 @@ import pytest
 
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun, wait_for
-from support.turn_runs import WORKERS, assert_each_turn_earned_a_quarter, kill_in_turn, lines
+from support.turn_runs import AGENT_LINKS, WORKERS, assert_each_turn_earned_a_quarter, kill_in_turn, lines
 
 STEPS = 24
 STEP_S = 1.0
@@ -94,9 +94,8 @@ def start(tmp_path: Path, program: str, *, steps: int = STEPS, step_s: float = S
 
 
 def processes(run: LocalRun, *, of: str) -> list[psutil.Process]:
-    """The agent host, or the programs that run just now."""
-    scheduler = psutil.Process(wait_for(lambda: run.pid_of("scheduler"), what="the scheduler"))
-    programs = [one for one in scheduler.children(recursive=True) if _is_program(one)]
+    """Agent hosts, or the programs that run just now."""
+    programs = [one for one in psutil.Process(run.process.pid).children(recursive=True) if _is_program(one)]
     return programs if of == "program" else list({one.ppid(): one.parent() for one in programs}.values())
 
 
@@ -122,12 +121,21 @@ def kill_one_of(run: LocalRun, what: str) -> None:
     wait_for(killed, what=f"a kill of a {what}")
 
 
+TWO = {"scaling": {"static": {"replicas": 2}}}
+
+
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("way", "options"), [(ONE, {}), (MANY, {"sessionsPerProgram": 24})], ids=["one", "many"])
-def test_killed_at_random_no_turn_is_lost_or_played_twice(tmp_path: Path, way: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("way", "options", "links"),
+    [(ONE, {}, []), (MANY, {"sessionsPerProgram": 24}, []), (ONE, {"pool": TWO, "sessions": 8}, [*AGENT_LINKS])],
+    ids=["one", "many", "apart"],
+)
+def test_killed_at_random_no_turn_is_lost_or_played_twice(
+    tmp_path: Path, way: str, options: dict[str, Any], links: list[str]
+) -> None:
     rng = random.Random(11)
     run = start(tmp_path, FAIR + way, **options)
-    victims = [*WORKERS, "host", "host", "program", "program", "program", "all"]
+    victims = [*WORKERS, *links, *links, "host", "host", "program", "program", "program", "all"]
     rng.shuffle(victims)
     moments = sorted(rng.choices(range(STEPS // 2), k=len(victims)))
     kill_in_turn(run, zip(moments, victims, strict=True), others=kill_one_of)

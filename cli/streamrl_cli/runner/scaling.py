@@ -20,6 +20,7 @@ from typing import Any
 
 from streamrl import keys
 from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.task import AgentPool
 from streamrl_cli.runner.folder import RunFolder
 from streamrl_cli.runner.progress import fetch_status
 from streamrl_operator.autoscaler import POLICIES
@@ -37,7 +38,7 @@ class Scaler:
     """Decides for all pools of a run whose size may change."""
 
     folder: RunFolder
-    pools: Sequence[GeneratorPool]
+    pools: Sequence[GeneratorPool | AgentPool]
     resize: Callable[[str, int], None]
     say: Callable[[str], None]
 
@@ -61,7 +62,7 @@ class Scaler:
                     states[pool.name] = self._decide(pool, state=states[pool.name], status=status, file=file)
 
     def _decide(
-        self, pool: GeneratorPool, *, state: ScalingState, status: Mapping[str, Any] | None, file: JsonlFile
+        self, pool: GeneratorPool | AgentPool, *, state: ScalingState, status: Mapping[str, Any] | None, file: JsonlFile
     ) -> ScalingState:
         now_s = time.monotonic()
         seen = observe(status, pool=pool.name, wanted=state.wanted, now_s=now_s)

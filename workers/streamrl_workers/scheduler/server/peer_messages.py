@@ -26,13 +26,15 @@ LIMIT_BYTES = 128 * 2**20
 """Commands that wait for a peer, beside the requests that its slots may hold."""
 HELLO_BYTES = 64 * 2**10
 """First message of a generator."""
+ANSWER_BYTES = 2 * PROMPT_BYTES
+"""Message of an agent host: what a program asks has a bound far below it (`agents/endpoint.py`), also with each character escaped."""
 MAX_SLOTS = 65_536
 """As the specification has it."""
 _TEXT_BYTES = 64 * 2**10
 """An error, an address, a path."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 """Process names, instances, pools: they stand in logs, metrics and pages."""
-_NAMES = frozenset({"generator_id", "trainer_id", "instance", "pool"})
+_NAMES = frozenset({"generator_id", "trainer_id", "host_id", "instance", "pool"})
 _FREE_NUMBERS = frozenset({"metrics"})
 """What an optimiser gives may be infinite."""
 _HASHES = frozenset({"hash", "engine_hash"})
@@ -80,6 +82,17 @@ class Door:
         async for event in Joiner(pb.TrainerEvent, limit_bytes=self.trainer_limit_bytes).messages(frames):
             if event is not None:
                 check_trainer(event)
+                yield event
+
+    async def agents_events(self, frames: Frames) -> AsyncIterator[pb.AgentsEvent]:
+        """What the link of an agent host says. Raises as `generator_events`."""
+        joiner = Joiner(pb.AgentsEvent, limit_bytes=HELLO_BYTES)
+        async for event in joiner.messages(frames):
+            if event is not None:
+                _check(event)
+                if event.HasField("hello"):
+                    _require(event.hello.host_id and event.hello.instance, "a hello must name its host_id and instance")
+                joiner.limit_bytes = ANSWER_BYTES
                 yield event
 
     @property
