@@ -23,7 +23,7 @@ from typing import Any
 import grpc
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.messages import Joiner, ProtocolError, read, write
+from streamrl_workers.stream.messages import Joiner, read, write
 from streamrl_workers.stream.scheduler_link import Call, SchedulerAddress, SchedulerLink, broken
 from streamrl_workers.tasks.protocol import agent_row, decode_request
 from streamrl_workers.tasks.worker_slots import ConcurrentSlot, PoolProcess, WorkItem

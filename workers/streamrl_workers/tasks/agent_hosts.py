@@ -71,6 +71,12 @@ class _Asked:
         assert isinstance(request, NeedPrompts | PlayTurn)
         return item_place(request)
 
+    @property
+    def turns(self) -> int:
+        """Of the model so far."""
+        request = self.work.request
+        return len(request.completions) if isinstance(request, PlayTurn) else 0
+
     def message(self) -> bytes:
         return json.dumps(request_message(self.work.request), separators=(",", ":")).encode()
 
@@ -101,8 +107,9 @@ class _Host:
 class AgentHosts:
     """All hosts of a job."""
 
-    def __init__(self, *, sessions: int, awaited: str, finish: Finish) -> None:
-        """`sessions`: of one host. `awaited`: who they are, for errors."""
+    def __init__(self, *, sessions: int, max_turns: int, awaited: str, finish: Finish) -> None:
+        """`sessions`: of one host. `max_turns`: of a sample. `awaited`: who they are, for errors."""
+        self._max_turns = max_turns
         self.sessions = sessions
         """Of one host."""
         self._awaited = awaited
@@ -129,7 +136,7 @@ class AgentHosts:
         if host is None or asked is None:
             return
         row = agent_row(asked.work.request, row)
-        is_over = isinstance(row, dict) or (asked.key is not None and row[2])
+        is_over = isinstance(row, dict) or (asked.key is not None and (row[2] or asked.turns >= self._max_turns))
         if asked.key is None and not is_over:
             self._makers[asked.place] = host
             if len(self._makers) > KEPT_PROMPTS:
@@ -252,16 +259,19 @@ class AgentHosts:
             if not waiting or any(host.send is not None for host in self._hosts.values()):
                 seen_s = loop.time()
                 continue
-            text = f"{waiting} requests wait for an agent host for {loop.time() - seen_s:.0f} s: awaited {self._awaited}"
+            text = (
+                f"{waiting} requests wait for an agent host for {loop.time() - seen_s:.0f} s: awaited {self._awaited}"
+            )
             if loop.time() - seen_s >= HOSTS_TIMEOUT_S:
                 raise TaskPoolError(text)
             log.warning(text)
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """For the status: hosts that are connected, sessions that they play, requests with them, requests that wait."""
+        """For the status: places of a host, hosts that are connected, sessions that they play, requests with them, requests that wait."""
         hosts = self._hosts.values()
         return {
+            "places": self.sessions,
             "hosts": sum(host.send is not None for host in hosts),
             "sessions": len(self._homes),
             "asked": sum(len(host.asked) for host in hosts),

@@ -100,9 +100,7 @@ def _open_agents(config: dict[str, Any], task: Task, dataset: TaskDataset) -> "A
     from streamrl_workers.agents.transcript import PlainTemplate
 
     template, base_dir = dataset.chat or PlainTemplate(), Path(config["base_dir"])
-    return open_agents(
-        task.agent, seed=config["seed"], base_dir=base_dir, template=template, stops=task.sampling.stop
-    )
+    return open_agents(task.agent, seed=config["seed"], base_dir=base_dir, template=template, stops=task.sampling.stop)
 
 
 Serve = Callable[[socket.socket, TaskSources], int]

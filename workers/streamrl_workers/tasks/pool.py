@@ -117,7 +117,9 @@ class TaskPool:
         if agent is not None and agent.pool is not None:
             self._items = self._item_reader()
             awaited = f"processes {names.AGENTS}-0, ... (pods of {names.pool(job.metadata.name, names.AGENTS)})"
-            self.agent_hosts = AgentHosts(sessions=agent.sessions, awaited=awaited, finish=self._on_row)
+            self.agent_hosts = AgentHosts(
+                sessions=agent.sessions, max_turns=agent.max_turns, awaited=awaited, finish=self._on_row
+            )
 
     def _agent_host(self, agent: AgentSpec) -> ConcurrentSlot:
         return ConcurrentSlot(

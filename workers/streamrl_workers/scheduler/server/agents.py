@@ -8,7 +8,14 @@ import json
 from typing import Any
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.server.connections import AgentHostEntry, Connections, PeerHandler, PeerLink, dispatch, log
+from streamrl_workers.scheduler.server.connections import (
+    AgentHostEntry,
+    Connections,
+    PeerHandler,
+    PeerLink,
+    dispatch,
+    log,
+)
 from streamrl_workers.scheduler.server.peer_messages import LIMIT_BYTES
 from streamrl_workers.stream.messages import PROMPT_BYTES, ProtocolError
 from streamrl_workers.tasks.agent_hosts import AgentHosts
