@@ -92,6 +92,8 @@ class _Host:
     """For a place with it: their sessions are here."""
     sessions: OrderedDict[_Key, None] = field(default_factory=OrderedDict)
     """Least recently asked first."""
+    prompts: int = 0
+    """That it has made, whose programs wait for a sample."""
     leaving: bool = False
     given_up: asyncio.TimerHandle | None = None
 
@@ -101,7 +103,7 @@ class _Host:
 
     @property
     def load(self) -> int:
-        return len(self.sessions) + len(self.asked) + len(self.waiting)
+        return len(self.sessions) + self.prompts + len(self.asked) + len(self.waiting)
 
 
 class AgentHosts:
@@ -138,9 +140,11 @@ class AgentHosts:
         row = agent_row(asked.work.request, row)
         is_over = isinstance(row, dict) or (asked.key is not None and (row[2] or asked.turns >= self._max_turns))
         if asked.key is None and not is_over:
+            self._taken(asked.place)
             self._makers[asked.place] = host
+            host.prompts += 1
             if len(self._makers) > KEPT_PROMPTS:
-                self._makers.popitem(last=False)
+                self._taken(next(iter(self._makers)))
         elif asked.key is not None and is_over:
             self._forget(asked.key)
         self._finish(asked.work, row)
@@ -149,8 +153,8 @@ class AgentHosts:
     def _line(self, asked: _Asked, *, first: bool = False) -> None:
         """Put it where it waits; `first`: it has waited already."""
         home = self._homes.get(asked.key) if asked.key is not None else None
-        if home is None and asked.key is not None and (maker := self._makers.pop(asked.place, None)) is not None:
-            home = maker if maker.takes_new else None
+        if home is None and asked.key is not None and (maker := self._taken(asked.place)) is not None:
+            home = None if maker.leaving else maker
         line = self._turns if asked.key is not None else self._prompts
         if home is not None:
             line = home.waiting
@@ -181,6 +185,13 @@ class AgentHosts:
     def _send(self, host: _Host, number: int, asked: _Asked) -> None:
         assert host.send is not None, f"{host.name} is connected"
         host.send(number, asked.message(), asked.item)
+
+    def _taken(self, place: ItemPlace) -> _Host | None:
+        """Who has made the item's prompt: the program that did is a sample's now."""
+        maker = self._makers.pop(place, None)
+        if maker is not None:
+            maker.prompts -= 1
+        return maker
 
     def _forget(self, key: _Key) -> None:
         host = self._homes.pop(key, None)
@@ -244,7 +255,7 @@ class AgentHosts:
         for key in list(host.sessions):
             self._forget(key)
         for place in [place for place, maker in self._makers.items() if maker is host]:
-            del self._makers[place]
+            self._taken(place)
         waiting, host.waiting = list(host.waiting), deque()
         for asked in reversed(waiting):
             self._line(asked, first=True)
