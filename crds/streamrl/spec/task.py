@@ -149,7 +149,7 @@ class AgentPool(SpecModel):
     )
     pod: GeneratorPod = Field(
         default=GeneratorPod(),
-        description="Its pods on Kubernetes. `image`, `env`, `resources` and mounts are of the container with the programs.",
+        description="Its pods on Kubernetes. `image` (absent = that of `tasks`), `env`, `resources` and mounts are of the container with the programs.",
     )
 
     name: ClassVar[str] = names.AGENTS

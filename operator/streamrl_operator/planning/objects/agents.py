@@ -39,7 +39,7 @@ def pod_template(plan: JobPlan, *, pool: AgentPool) -> template.Template:
             _VOLUME_LINK_TMP: template.scratch(),
             **({} if code is None else {_VOLUME_CODE: template.config_map(code.config_map_name)}),
         },
-        image=plan.images.tasks or plan.images.trainer,
+        image=plan.job.spec.trainer.pod.tasks_image or _our_image(plan),
         pod=pool.pod,
     )
 
@@ -77,9 +77,14 @@ def _link(plan: JobPlan) -> Container:
         ports={names.PORT_NAME_SIGNALS: names.PORT_SIGNALS},
         signals_port=names.PORT_SIGNALS,
         resources=template.SMALL,
-        image=plan.images.tasks or plan.images.trainer,
+        image=_our_image(plan),
         is_ours_alone=True,
     )
+
+
+def _our_image(plan: JobPlan) -> str:
+    """That of the scheduler."""
+    return plan.job.spec.trainer.pod.image or plan.images.trainer
 
 
 def policies(plan: JobPlan) -> list[Built]:
