@@ -80,7 +80,7 @@ CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TASKS, CONTAINER_TRAINER, CONT
     "trainer",
     "generator",
 )
-CONTAINER_AGENTS, CONTAINER_AGENT_LINK = "agents", "link"
+CONTAINER_AGENTS, CONTAINER_AGENT_LINK = "agents", "agent-link"
 """Of a pod of agents: the one with the programs, and the one with the job's certificate."""
 OWN_CONTAINERS = (
     *(CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TASKS, CONTAINER_TRAINER, CONTAINER_GENERATOR),

@@ -38,7 +38,7 @@ CONTAINERS = {
     "tasks": names.CONTAINER_TASKS,
     "generators": names.CONTAINER_GENERATOR,
     "agents": names.CONTAINER_AGENTS,
-    "links": names.CONTAINER_AGENT_LINK,
+    "agent-links": names.CONTAINER_AGENT_LINK,
 }
 """Role as people name it -> container."""
 HOME = ""
@@ -157,7 +157,7 @@ class LogPlaces:
         ]
 
     def _roles(self) -> Sequence[str]:
-        of_pool = ["agents", "links"] if self.args.pool == names.AGENTS else ["generators"]
+        of_pool = ["agents", "agent-links"] if self.args.pool == names.AGENTS else ["generators"]
         return self.args.role or (of_pool if self.args.pool else list(CONTAINERS))
 
 

@@ -46,13 +46,13 @@ def test_only_the_link_has_what_is_the_jobs() -> None:
     sources = {volume["name"]: volume for volume in pod()["spec"]["volumes"]}
     secret = {name for name, source in sources.items() if "secret" in source}
     assert secret == {"streamrl-tls"}
-    assert volumes(of("link")) >= {"streamrl-tls", "streamrl-job"}
+    assert volumes(of("agent-link")) >= {"streamrl-tls", "streamrl-job"}
     assert not volumes(of("agents")) & {"streamrl-tls", "streamrl-job", "streamrl-link-tmp"}
     assert keys.ENV_TLS_DIR not in variables(of("agents"))
     assert "HF_TOKEN" in variables(of("agents"))
-    assert "HF_TOKEN" not in variables(of("link"))
-    assert not volumes(of("link")) & {"data", "fast", "streamrl-code", "streamrl-tmp"}
-    assert (of("agents")["image"], of("link")["image"]) == ("registry.example/agents:3", "registry.example/trainer:7")
+    assert "HF_TOKEN" not in variables(of("agent-link"))
+    assert not volumes(of("agent-link")) & {"data", "fast", "streamrl-code", "streamrl-tmp"}
+    assert (of("agents")["image"], of("agent-link")["image"]) == ("registry.example/agents:3", "registry.example/trainer:7")
     assert pod()["spec"]["automountServiceAccountToken"] is False
     assert "shareProcessNamespace" not in pod()["spec"]
     assert violations(pod()["spec"]) == []
@@ -62,7 +62,7 @@ def test_the_programs_container_starts_first_and_ends_last() -> None:
     """So what is played can be answered while the pod ends."""
     (first,) = pod()["spec"]["initContainers"]
     assert (first["name"], first["restartPolicy"]) == ("agents", "Always")
-    assert [one["name"] for one in pod()["spec"]["containers"]] == ["link"]
+    assert [one["name"] for one in pod()["spec"]["containers"]] == ["agent-link"]
 
 
 def test_a_policy_is_there_where_the_administrator_wants_policies() -> None:
@@ -139,10 +139,10 @@ def ready(*pods: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def test_ready_needs_one_agent_host_and_tells_of_the_others() -> None:
-    waiting = agents(1, ready=False, containers=[container("link", waiting="ImagePullBackOff")])
+    waiting = agents(1, ready=False, containers=[container("agent-link", waiting="ImagePullBackOff")])
     status, reason, message = ready(agents(0), waiting)
     assert (status, reason) == ("True", "Running")
-    assert "1 of 2 agent hosts are ready; container link of pod simulated-agents-1: image registry/x" in message
+    assert "1 of 2 agent hosts are ready; container agent-link of pod simulated-agents-1: image registry/x" in message
     status, reason, message = ready(waiting)
     assert (status, reason) == ("False", "ImagePullBackOff")
     assert message.startswith("0 of 2 agent hosts are ready")
