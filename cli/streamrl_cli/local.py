@@ -235,7 +235,10 @@ def _check_processes(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
 def _check_agents(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
     pool = job.spec.agent_pool
     if pool is not None and pool.scaling.most > MOST_AGENT_HOSTS:
-        field, rule = "spec.task.agent.pool.scaling", f"must ask for at most {MOST_AGENT_HOSTS} agent hosts in a local run"
+        field, rule = (
+            "spec.task.agent.pool.scaling",
+            f"must ask for at most {MOST_AGENT_HOSTS} agent hosts in a local run",
+        )
         yield UserError(field=field, rule=rule, got=pool.scaling.most, fix="raise task.agent.sessions instead")
 
 

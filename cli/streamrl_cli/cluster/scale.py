@@ -37,12 +37,12 @@ async def run(args: argparse.Namespace) -> int:
             raise UserError(field=f"rljob/{args.job}", rule=f"cannot be scaled: it is {state(job)}")
         index, pool = _find(job, args.pool)
         scaling = pool.get("scaling", {})
-        if index is None and "external" not in scaling:
-            raise _is_agents()
-        if "auto" in scaling:
-            raise _is_auto(index, args.replicas)
         if "external" in scaling:
             before = await _scale_external(args, cluster=cluster)
+        elif index is None:
+            raise _is_agents()
+        elif "auto" in scaling:
+            raise _is_auto(index, args.replicas)
         else:
             before = await _scale_static(args, index=index, scaling=scaling, cluster=cluster)
     console.out(f"pool {args.pool} of rljob/{args.job}: {before} -> {args.replicas} replicas")
@@ -67,7 +67,7 @@ def _is_agents() -> UserError:
     return UserError(field="spec.task.agent.pool.scaling", rule=rule, fix="make a new job")
 
 
-def _is_auto(index: int | None, replicas: int) -> UserError:
+def _is_auto(index: int, replicas: int) -> UserError:
     field = f"spec.generators[{index}].scaling.auto"
     fix = (
         f"change minReplicas or maxReplicas of the job, or give the pool {{external: {{initialReplicas: {replicas}}}}}"

@@ -52,7 +52,10 @@ def test_only_the_link_has_what_is_the_jobs() -> None:
     assert "HF_TOKEN" in variables(of("agents"))
     assert "HF_TOKEN" not in variables(of("agent-link"))
     assert not volumes(of("agent-link")) & {"data", "fast", "streamrl-code", "streamrl-tmp"}
-    assert (of("agents")["image"], of("agent-link")["image"]) == ("registry.example/agents:3", "registry.example/trainer:7")
+    assert (of("agents")["image"], of("agent-link")["image"]) == (
+        "registry.example/agents:3",
+        "registry.example/trainer:7",
+    )
     assert pod()["spec"]["automountServiceAccountToken"] is False
     assert "shareProcessNamespace" not in pod()["spec"]
     assert violations(pod()["spec"]) == []
