@@ -25,7 +25,7 @@ import grpc
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.messages import Joiner, read, write
 from streamrl_workers.stream.scheduler_link import Call, SchedulerAddress, SchedulerLink, broken
-from streamrl_workers.tasks.protocol import agent_row, decode_request
+from streamrl_workers.tasks.protocol import MAX_ROW_BYTES, agent_row, decode_request, failure
 from streamrl_workers.tasks.worker_slots import ConcurrentSlot, PoolProcess, WorkItem
 
 _PATIENCE_S = 30.0
@@ -169,7 +169,7 @@ class AgentLink(SchedulerLink):
         number = self._numbers.pop(work, None)
         if number is None:
             return
-        self._answers[number] = json.dumps(row, separators=(",", ":")).encode()
+        self._answers[number] = _row_bytes(row)
         if len(self._answers) > self._sessions:
             self._answers.popitem(last=False)
         self._say(number)
@@ -197,3 +197,13 @@ class AgentLink(SchedulerLink):
                 await self._filled.wait()
         except asyncio.InvalidStateError:
             return  # the call is over; its status is the reader's to tell
+
+
+def _row_bytes(row: Any) -> bytes:  # noqa: ANN401 - a checked row
+    """As the scheduler takes it."""
+    data = json.dumps(row, separators=(",", ":")).encode()
+    if len(data) <= MAX_ROW_BYTES:
+        return data
+    return _row_bytes(
+        failure("bad_value", f"agent: what it asks has {len(data)} bytes, at most {MAX_ROW_BYTES} may be")
+    )

@@ -55,6 +55,8 @@ COMMAND = struct.Struct("<cI")
 
 MAX_ITEM_BYTES = PROMPT_BYTES
 """Of an item as its agents read it."""
+MAX_ROW_BYTES = 2 * PROMPT_BYTES
+"""Of a row as JSON: what a program asks has a bound far below it (`agents/endpoint.py`), also with each character escaped."""
 
 _KINDS = frozenset(get_args(FailureKind))
 _REQUESTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Request)}

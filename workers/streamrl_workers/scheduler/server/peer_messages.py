@@ -18,6 +18,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import DeliverGroup
 from streamrl_workers.stream.messages import MESSAGE_BYTES, PROMPT_BYTES, Joiner, ProtocolError
 from streamrl_workers.stream.packing import BATCH_BYTES, batches
+from streamrl_workers.tasks.protocol import MAX_ROW_BYTES
 
 Frames = AsyncIterator[bytes]
 """Serialized, as a server reads them."""
@@ -26,8 +27,6 @@ LIMIT_BYTES = 128 * 2**20
 """Commands that wait for a peer, beside the requests that its slots may hold."""
 HELLO_BYTES = 64 * 2**10
 """First message of a generator."""
-ANSWER_BYTES = 2 * PROMPT_BYTES
-"""Message of an agent host: what a program asks has a bound far below it (`agents/endpoint.py`), also with each character escaped."""
 MAX_SLOTS = 65_536
 """As the specification has it."""
 _TEXT_BYTES = 64 * 2**10
@@ -92,7 +91,7 @@ class Door:
                 _check(event)
                 if event.HasField("hello"):
                     _require(event.hello.host_id and event.hello.instance, "a hello must name its host_id and instance")
-                joiner.limit_bytes = ANSWER_BYTES
+                joiner.limit_bytes = MAX_ROW_BYTES + HELLO_BYTES
                 yield event
 
     @property
