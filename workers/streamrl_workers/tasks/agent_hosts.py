@@ -54,7 +54,7 @@ def item_place(request: NeedPrompts | PlayTurn) -> ItemPlace:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Asked:
+class _HostedItem:
     work: WorkItem
     item: str
 
@@ -87,8 +87,8 @@ class _Host:
     instance: str
     send: Send | None
     """None: its connection is gone, and may come back."""
-    asked: dict[int, _Asked] = field(default_factory=dict)
-    waiting: deque[_Asked] = field(default_factory=deque)
+    asked: dict[int, _HostedItem] = field(default_factory=dict)
+    waiting: deque[_HostedItem] = field(default_factory=deque)
     """For a place with it: their sessions are here."""
     sessions: OrderedDict[_Key, None] = field(default_factory=OrderedDict)
     """Least recently asked first."""
@@ -120,15 +120,15 @@ class AgentHosts:
         self._homes: dict[_Key, _Host] = {}
         self._makers: OrderedDict[ItemPlace, _Host] = OrderedDict()
         """Who has asked for an item: that program goes on as the item's first sample."""
-        self._turns: deque[_Asked] = deque()
-        self._prompts: deque[_Asked] = deque()
+        self._turns: deque[_HostedItem] = deque()
+        self._prompts: deque[_HostedItem] = deque()
         self._next_number = 0
 
     # ---- what is asked
 
     def ask(self, work: WorkItem, *, item: str) -> None:
         """Have a prompt made or a turn answered."""
-        self._line(_Asked(work=work, item=item))
+        self._line(_HostedItem(work=work, item=item))
         self._dispatch()
 
     def answered(self, name: str, number: int, row: Any) -> None:  # noqa: ANN401 - JSON
@@ -150,7 +150,7 @@ class AgentHosts:
         self._finish(asked.work, row)
         self._dispatch()
 
-    def _line(self, asked: _Asked, *, first: bool = False) -> None:
+    def _line(self, asked: _HostedItem, *, first: bool = False) -> None:
         """Put it where it waits; `first`: it has waited already."""
         home = self._homes.get(asked.key) if asked.key is not None else None
         if home is None and asked.key is not None and (maker := self._taken(asked.place)) is not None:
@@ -171,7 +171,7 @@ class AgentHosts:
                 return
             self._give(min(free, key=lambda one: one.load), line.popleft())
 
-    def _give(self, host: _Host, asked: _Asked) -> None:
+    def _give(self, host: _Host, asked: _HostedItem) -> None:
         self._next_number += 1
         host.asked[self._next_number] = asked
         if asked.key is not None and not host.leaving:
@@ -182,7 +182,7 @@ class AgentHosts:
                 self._forget(next(iter(host.sessions)))
         self._send(host, self._next_number, asked)
 
-    def _send(self, host: _Host, number: int, asked: _Asked) -> None:
+    def _send(self, host: _Host, number: int, asked: _HostedItem) -> None:
         assert host.send is not None, f"{host.name} is connected"
         host.send(number, asked.message(), asked.item)
 
