@@ -30,6 +30,8 @@ PACKAGES = {"mathVerify": ("math_verify", "math-verify"), "http": ("httpx", "htt
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 NEEDS_ANSWER = ("verifier", "exactMatch", "mathVerify")
 """Rewards that compare with the reference answer, which only reasoning-gym always brings along."""
+MOST_AGENT_HOSTS = 64
+"""Of a local run: each is two processes of Python beside its programs."""
 _INSTALL = "install streamrl[worker]"
 _VOLUME = ("storage_class_name", "size", "claim_name", "when_deleted")
 
@@ -46,6 +48,7 @@ def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
         _check_functions,
         _check_patterns,
         _check_processes,
+        _check_agents,
         _check_ranker,
         _check_trackers,
     )
@@ -229,6 +232,16 @@ def _check_processes(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
             yield UserError(field="spec.generators", rule=rule, fix="lower the replicas of scaling or raise slots")
 
 
+def _check_agents(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
+    pool = job.spec.agent_pool
+    if pool is not None and pool.scaling.most > MOST_AGENT_HOSTS:
+        field, rule = (
+            "spec.task.agent.pool.scaling",
+            f"must ask for at most {MOST_AGENT_HOSTS} agent hosts in a local run",
+        )
+        yield UserError(field=field, rule=rule, got=pool.scaling.most, fix="raise task.agent.sessions instead")
+
+
 def _check_rewards(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
     for number, reward in enumerate(job.spec.task.rewards):
         yield from _check_reward(job, reward, field=f"spec.task.rewards[{number}].{reward.key}")
@@ -341,6 +354,9 @@ def unused_locally(job: RLJob) -> Iterator[str]:
     """Paths of the fields, set to something else than their default, that only Kubernetes has a use for."""
     spec = job.spec
     yield from _set(spec.task, ("code",), path="spec.task")
+    if spec.agent_pool is not None:
+        yield from _set(spec.agent_pool, ("egress", "pod"), path="spec.task.agent.pool")
+        yield from _set(spec.agent_pool.scaling, ("external",), path="spec.task.agent.pool.scaling")
     for index, pool in enumerate(spec.generators):
         yield from _set(pool, ("pod",), path=f"spec.generators[{index}]")
         yield from _set(pool.scaling, ("external",), path=f"spec.generators[{index}].scaling")

@@ -185,7 +185,7 @@ class _Run:
         )
         scaler = Scaler(
             folder=self.folder,
-            pools=spec.generators,
+            pools=spec.pools,
             resize=lambda pool, replicas: supervisor.resize(pool, replicas=replicas),
             say=self.view.say,
         )

@@ -8,7 +8,7 @@ from streamrl import API_GROUP
 LABEL_JOB = f"{API_GROUP}/job"
 """Name of the RLJob; on every object of the job."""
 LABEL_ROLE = f"{API_GROUP}/role"
-"""`trainer` (with the scheduler in its pod), `trainer-worker` (further nodes of ranks) or `generator`; on pods."""
+"""`trainer` (with the scheduler in its pod), `trainer-worker` (further nodes of ranks), `generator` or `agents`; on pods."""
 LABEL_POOL = f"{API_GROUP}/pool"
 """Name of the pool; on all that belongs to one."""
 LABEL_JOB_UID = f"{API_GROUP}/job-uid"
@@ -71,7 +71,7 @@ DIR_SHARED = "/var/lib/streamrl/shared"
 """Scratch space shared by the containers of the trainer's pod."""
 
 DIR_TASKS = "/var/lib/streamrl/tasks"
-"""Scratch space of scheduler and tasks: the socket by which they speak."""
+"""Scratch space of scheduler and tasks, or of an agent host and its link: the socket by which they speak."""
 
 CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TASKS, CONTAINER_TRAINER, CONTAINER_GENERATOR = (
     "scheduler",
@@ -80,7 +80,14 @@ CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TASKS, CONTAINER_TRAINER, CONT
     "trainer",
     "generator",
 )
-OWN_CONTAINERS = (CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TASKS, CONTAINER_TRAINER, CONTAINER_GENERATOR)
+CONTAINER_AGENTS, CONTAINER_AGENT_LINK = "agents", "agent-link"
+"""Of a pod of agents: the one with the programs, and the one with the job's certificate."""
+OWN_CONTAINERS = (
+    *(CONTAINER_SCHEDULER, CONTAINER_PREPARE, CONTAINER_TASKS, CONTAINER_TRAINER, CONTAINER_GENERATOR),
+    *(CONTAINER_AGENTS, CONTAINER_AGENT_LINK),
+)
+AGENTS = "agents"
+"""Name of the pool of agents, its role, and how its processes begin."""
 
 
 MOST_SET_CHARACTERS = 52
@@ -128,7 +135,7 @@ def ca_secret(job: str) -> str:
 
 
 def tls_secret(job: str, role: str) -> str:
-    """Secret with a role's leaf (`scheduler`, `trainer`, `generator`, `generator/<cluster>`)."""
+    """Secret with a role's leaf (`scheduler`, `trainer`, `generator`, `generator/<cluster>`, `agents`)."""
     return f"{job}-tls-{role.replace('/', '-')}"
 
 

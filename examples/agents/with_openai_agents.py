@@ -10,8 +10,9 @@ import json
 import sys
 
 import tools
-from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
+
+from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 
 MODELS = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
 

@@ -270,7 +270,7 @@ def _told(workers: Sequence[Object], *, uid: str) -> Mapping[str, Any] | None:
 def _workers(cluster: CachedCluster, key: Key) -> list[dict[str, Any]]:
     """Without what somebody runs beside the job under its label: that would count as a failing trainer."""
     found = cluster.of_job(POD, key)
-    return [pod for pod in found if not pods.is_foreign(pod) and (pods.trains(pod) or pods.is_generator(pod))]
+    return [pod for pod in found if not pods.is_foreign(pod) and (pods.trains(pod) or pods.is_pooled(pod))]
 
 
 def _pools(cluster: CachedCluster, key: Key) -> dict[str, Object]:

@@ -40,7 +40,7 @@ from streamrl_operator.kube.kinds import (
 from streamrl_operator.metrics import OperatorMetrics
 from streamrl_operator.observe import Memory, NamespaceDefaults, look_up, observe, refresh
 from streamrl_operator.planning import job_status, members, pods, termination
-from streamrl_operator.planning.certificates import Lives
+from streamrl_operator.planning.certificates import Lives, roles_of
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.life import decide
 from streamrl_operator.planning.objects import plan_objects
@@ -328,7 +328,7 @@ class Reconciler:
             requested=requested,
             refused=refused,
         )
-        certificates = tls_secrets.secret_names(observed.name, roles=tls_secrets.roles_of(plan.job))
+        certificates = tls_secrets.secret_names(observed.name, roles=roles_of(plan.job))
         refused += await apply.prune(self.cluster, desired, owner=owner, certificates=certificates)
         is_settled = not refused and not requested and self._state(observed, decision) == before
         memory.settled, memory.certificates_at = before if is_settled else None, due_at
@@ -351,7 +351,7 @@ class Reconciler:
 
     async def _certify(self, plan: JobPlan) -> datetime | None:
         """Apply the Secrets that are due, as far as that goes now."""
-        roles = tls_secrets.roles_of(plan.job)
+        roles = roles_of(plan.job)
         for _ in range(_MAX_ROUNDS):
             known = {
                 name: secret

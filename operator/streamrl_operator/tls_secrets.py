@@ -21,7 +21,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from streamrl import API_GROUP, names
-from streamrl.spec import RLJob
 from streamrl_operator.planning.certificates import (
     ROLES,
     Action,
@@ -33,6 +32,7 @@ from streamrl_operator.planning.certificates import (
     Signer,
     WriteLeaf,
     plan_certificates,
+    roles_of,
 )
 from streamrl_operator.planning.members import clusters_of
 from streamrl_operator.planning.objects.shared import JobPlan
@@ -61,9 +61,9 @@ class Holder:
     """Of a job that is dialled from member clusters, whose generators demand names with it."""
 
     @property
-    def is_generator(self) -> bool:
-        """At home, or in a member."""
-        return self.role.partition("/")[0] == "generator"
+    def is_dialled(self) -> bool:
+        """Whether it serves: generators, wherever they are, and agents dial out."""
+        return self.role in _DIALLED
 
 
 def new_ca(job: str, *, now: datetime, lives: Lives) -> KeyPair:
@@ -94,11 +94,11 @@ def new_leaf(holder: Holder, *, ca: KeyPair, now: datetime, lives: Lives) -> Key
 
 
 def alternative_names(holder: Holder) -> list[x509.GeneralName]:
-    """The role's URI; and where the role serves (all but generators), the addresses at which it is dialled."""
+    """The role's URI; and where the role serves, the addresses at which it is dialled."""
     found: list[x509.GeneralName] = [
         x509.UniformResourceIdentifier(names.role_uri(holder.namespace, holder.job, holder.role))
     ]
-    if holder.is_generator:
+    if not holder.is_dialled:
         return found
     service, pods = names.scheduler(holder.job), f"*.{names.trainer(holder.job)}"
     suffixes = ("", f".{holder.namespace}", f".{holder.namespace}.svc", f".{holder.namespace}.svc.cluster.local")
@@ -159,8 +159,9 @@ def is_for(certificate: x509.Certificate, holder: Holder) -> bool:
 
 
 def _purposes(holder: Holder) -> list[x509.ObjectIdentifier]:
-    """All serve: generators pass weights on."""
-    return [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+    """All but agents serve: generators pass weights on."""
+    serving = [] if holder.role == names.AGENTS else [ExtendedKeyUsageOID.SERVER_AUTH]
+    return [ExtendedKeyUsageOID.CLIENT_AUTH, *serving]
 
 
 def _builder(
@@ -215,11 +216,6 @@ Secrets = Mapping[str, Secret]
 def secret_names(job: str, *, roles: Sequence[str] = ROLES) -> tuple[str, ...]:
     """Of all Secrets with certificates of a job."""
     return (names.ca_secret(job), *(names.tls_secret(job, role) for role in roles))
-
-
-def roles_of(job: RLJob) -> tuple[str, ...]:
-    """Who has a leaf in a job."""
-    return (*ROLES, *(names.generator_role(cluster) for cluster in clusters_of(job)))
 
 
 def due(

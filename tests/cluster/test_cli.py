@@ -201,7 +201,7 @@ def test_a_job_that_has_ended_is_left_alone(
 
 def test_scale_a_static_pool(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
     cli("submit", str(job_file))
-    assert cli("scale", "sum", "fixed", "5").out == ["pool fixed of rljob/sum: 2 -> 5 generators"]
+    assert cli("scale", "sum", "fixed", "5").out == ["pool fixed of rljob/sum: 2 -> 5 replicas"]
     pools = stored(control_plane, namespace, "rljobs/sum")["spec"]["generators"]
     assert [pool["scaling"] for pool in pools][:2] == [
         {"static": {"replicas": 5}},
@@ -217,7 +217,7 @@ def test_scale_an_external_pool(cli: Cli, control_plane: Cluster, namespace: str
     early = cli("scale", "sum", "outside", "4")
     assert early.err == ["generatorpool/sum-outside: was not made by the operator yet; see `streamrl status sum`"]
     make_pool(control_plane, namespace)
-    assert cli("scale", "sum", "outside", "4").out == ["pool outside of rljob/sum: 1 -> 4 generators"]
+    assert cli("scale", "sum", "outside", "4").out == ["pool outside of rljob/sum: 1 -> 4 replicas"]
     assert stored(control_plane, namespace, "generatorpools/sum-outside/scale")["spec"]["replicas"] == 4
 
 

@@ -15,7 +15,7 @@ import pytest
 from streamrl_workers.scheduler.journal.sample_store import open_samples
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun, streamrl, wait_for
-from support.turn_runs import WORKERS, assert_each_turn_earned_a_quarter, kill_in_turn, lines
+from support.turn_runs import AGENT_LINKS, WORKERS, assert_each_turn_earned_a_quarter, kill_in_turn, lines
 
 STEPS = 24
 LIFE_STEPS = 3
@@ -107,9 +107,8 @@ def start(tmp_path: Path, program: str, *, steps: int = STEPS, step_s: float = S
 
 
 def processes(run: LocalRun, *, of: str) -> list[psutil.Process]:
-    """The agent host, or the programs that run just now."""
-    scheduler = psutil.Process(wait_for(lambda: run.pid_of("scheduler"), what="the scheduler"))
-    programs = [one for one in scheduler.children(recursive=True) if _is_program(one)]
+    """Agent hosts, or the programs that run just now."""
+    programs = [one for one in psutil.Process(run.process.pid).children(recursive=True) if _is_program(one)]
     return programs if of == "program" else list({one.ppid(): one.parent() for one in programs}.values())
 
 
@@ -135,18 +134,22 @@ def kill_one_of(run: LocalRun, what: str) -> None:
     wait_for(killed, what=f"a kill of a {what}")
 
 
+TWO = {"scaling": {"static": {"replicas": 2}}}
+
+
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("program", "options"),
+    ("program", "options", "links"),
     [
-        (FAIR + ONE, {}),
-        (FAIR + MANY, {"sessionsPerProgram": 24}),
-        (BRANCHING + MANY, {"sessionsPerProgram": 24}),
+        (FAIR + ONE, {}, []),
+        (FAIR + MANY, {"sessionsPerProgram": 24}, []),
+        (BRANCHING + MANY, {"sessionsPerProgram": 24}, []),
+        (FAIR + ONE, {"pool": TWO, "sessions": 8}, [*AGENT_LINKS]),
     ],
-    ids=["one", "many", "branching"],
+    ids=["one", "many", "branching", "apart"],
 )
 def test_killed_at_random_no_turn_is_lost_or_played_twice(
-    tmp_path: Path, program: str, options: dict[str, Any]
+    tmp_path: Path, program: str, options: dict[str, Any], links: list[str]
 ) -> None:
     rng = random.Random(11)
     run = start(tmp_path, program, **options)
@@ -154,7 +157,7 @@ def test_killed_at_random_no_turn_is_lost_or_played_twice(
     """A sample that sees two of them has failed, so they are further apart than a sample lives."""
     rng.shuffle(twice_fails)
     victims = [*zip(range(0, STEPS // 2 + 1, LIFE_STEPS), twice_fails, strict=True)]
-    victims += [(rng.randrange(STEPS // 2), victim) for victim in (*WORKERS, "all")]
+    victims += [(rng.randrange(STEPS // 2), victim) for victim in (*WORKERS, *links, *links, "all")]
     kill_in_turn(run, sorted(victims), others=kill_one_of)
     assert_each_turn_earned_a_quarter(run, steps=STEPS)
     with open_samples(run.folder) as store:

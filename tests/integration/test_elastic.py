@@ -76,7 +76,7 @@ def test_a_queue_brings_generators_and_one_that_dies_is_replaced(tmp_path: Path)
     assert all(re.search("≥ Δ'|samples wait for a slot", line["reason"]) for line in lines(run)[1:])
     assert restarts_told(run) == ["generator-sim-2"]
     out = (tmp_path / "run.out").read_text()
-    assert "pool sim: 1 -> 2 generators (" in out
+    assert "pool sim: 1 -> 2 replicas (" in out
     assert "Generators" in (run.folder / "report.html").read_text()
 
 

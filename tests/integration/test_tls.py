@@ -69,6 +69,11 @@ async def train(channel: grpc.aio.Channel) -> Any:
     return await _converse(call, pb.TrainerEvent(heartbeat=pb.TrainerHeartbeat()))
 
 
+async def agents(channel: grpc.aio.Channel) -> Any:
+    call = client(channel, SCHEDULER).Agents(metadata=call_metadata("any"))
+    return await _converse(call, pb.AgentsEvent(hello=pb.AgentsHello(host_id="h", instance="i")))
+
+
 async def get_model(channel: grpc.aio.Channel) -> Any:
     return [piece async for piece in client(channel, SCHEDULER).GetModel(pb.ModelRequest(), timeout=ANSWER_S)]
 
@@ -132,12 +137,13 @@ async def outcome(call: Callable[[grpc.aio.Channel], Any], channel: grpc.aio.Cha
 
 CALLS = {
     generate: ("grpc", "generator", "OK"),
+    agents: ("grpc", "agents", "FAILED_PRECONDITION"),  # let in: the job has no pool of agents
     train: ("grpc", "trainer", "INVALID_ARGUMENT"),  # let in: its first message was no hello
-    get_model: ("grpc", "generator", "UNAVAILABLE"),  # let in: a simulated job has no model
+    get_model: ("grpc", "generator and agents", "UNAVAILABLE"),  # let in: a simulated job has no model
     get_manifest: ("weights", "generator", "NOT_FOUND"),
     get_content: ("weights", "generator", "NOT_FOUND"),
 }
-"""Call -> its port, the role that may make it, and what that role gets here."""
+"""Call -> its port, the roles that may make it, and what they get here."""
 
 
 async def answered(pods: Pods, call: Callable[..., Any], *, files: Path) -> tuple[str, str]:
@@ -151,13 +157,13 @@ async def answered(pods: Pods, call: Callable[..., Any], *, files: Path) -> tupl
         return await outcome(call, channel)
 
 
-@pytest.mark.parametrize("role", ["scheduler", "trainer", "generator"])
+@pytest.mark.parametrize("role", ["scheduler", "trainer", "generator", "agents"])
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 async def test_each_call_is_for_one_role(pods: Pods, tmp_path: Path, call: Any, role: str) -> None:
     _, allowed, answer = CALLS[call]
     files = mount(tmp_path / "leaf", trusted=(pods.ca,), leaf=pods.leaf(role))
     code, text = await answered(pods, call, files=files)
-    if role == allowed:
+    if role in allowed.split(" and "):
         assert code == answer, text
     else:
         assert code == "PERMISSION_DENIED"
@@ -170,7 +176,7 @@ async def test_each_call_is_for_one_role(pods: Pods, tmp_path: Path, call: Any, 
 async def test_another_jobs_leaf_of_the_same_authority_is_refused(
     pods: Pods, tmp_path: Path, call: Any, changes: dict[str, str]
 ) -> None:
-    _, role, _ = CALLS[call]
+    role = CALLS[call][1].split(" and ")[0]
     files = mount(tmp_path / "leaf", trusted=(pods.ca,), leaf=pods.leaf(role, **changes))
     code, text = await answered(pods, call, files=files)
     assert (code, text.endswith("this is job team/simulated")) == ("PERMISSION_DENIED", True), text

@@ -93,7 +93,7 @@ def pod(  # noqa: PLR0913 - as a pod has
     if pool == "trainer-workers":
         labels |= {names.LABEL_ROLE: "trainer-worker"}
     elif pool != "trainer":
-        labels |= {names.LABEL_ROLE: "generator", names.LABEL_POOL: pool}
+        labels |= {names.LABEL_ROLE: names.AGENTS if pool == names.AGENTS else "generator", names.LABEL_POOL: pool}
     metadata = {"name": name, "uid": uid or f"u-{name}", "labels": labels}
     conditions = [
         {"type": "Ready", "status": str(ready)},
@@ -121,6 +121,17 @@ def trainer_worker(ordinal: int = 0, **given: Any) -> Doc:
 def generator(ordinal: int = 0, **given: Any) -> Doc:
     """A generator's pod."""
     return pod(f"{JOB}-sim-{ordinal}", **given)
+
+
+def agents(ordinal: int = 0, **given: Any) -> Doc:
+    """A pod of agents."""
+    return pod(f"{JOB}-{names.AGENTS}-{ordinal}", **given)
+
+
+def with_agents(**pool: Any) -> Doc:
+    """The task of a job with a pool of agents."""
+    agent = {"command": ["python", "agent.py"], "pool": pool}
+    return simulated_job()["spec"]["task"] | {"agent": agent, "rewards": [{"name": "game", "environment": {}}]}
 
 
 def trainer_whose(**state: Any) -> Doc:

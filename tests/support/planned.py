@@ -79,6 +79,27 @@ def full_document() -> dict[str, Any]:
     return copy.deepcopy(_FULL)
 
 
+def agents_document() -> dict[str, Any]:
+    """A job with a pool of agents, and all that its pods can be changed in."""
+    document = full_document()
+    spec = document["spec"]
+    spec["task"] |= {
+        "agent": {
+            "command": ["python", "agent.py"],
+            "pool": {
+                "scaling": {"auto": {"maxReplicas": 4}},
+                "egress": [
+                    {"cidr": "0.0.0.0/0", "except": ["10.0.0.0/8"], "ports": [443]},
+                    {"cidr": "192.0.2.7/32"},
+                ],
+                "pod": {**_POD, "image": "registry.example/agents:3"},
+            },
+        },
+        "rewards": [{"name": "agent", "environment": {}}],
+    }
+    return document
+
+
 def full_job() -> RLJob:
     """The same, validated."""
     return parse_job(full_document())
@@ -92,7 +113,7 @@ def planned(
     resolved: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """What is planned for a running job. `resolved`: files of the ConfigMap that is there."""
-    sizes = {pool.name: pool.scaling.initial for pool in job.spec.generators}
+    sizes = {pool.name: pool.scaling.initial for pool in job.spec.pools}
     running = DesiredRun(trainers=1, generators=sizes, images=settings.images)
     plan = JobPlan(
         job=job,

@@ -31,6 +31,8 @@ MODULES = {
     "trainer": "streamrl_workers.trainer.launch",
     "trainer-worker": "streamrl_workers.trainer.launch",
     "generator": "streamrl_workers.generator",
+    "agents": "streamrl_workers.tasks.host",
+    "link": "streamrl_workers.agent_link",
 }
 INHERITED = ("PATH", "HOME", "LANG", "OMP_NUM_THREADS", "XDG_CACHE_HOME", "PYTHONPATH")
 
@@ -79,14 +81,14 @@ class Pods:
 
     def mount_all(self, *, trusted: tuple[Authority, ...] = ()) -> None:
         """New leaves of `ca` for every role; trusted: `ca`, or those given."""
-        for role in ("scheduler", "trainer", "generator"):
+        for role in ("scheduler", "trainer", "generator", names.AGENTS):
             mount(self.base / "tls" / role, trusted=trusted or (self.ca,), leaf=self.leaf(role))
 
     # ---- processes
 
     def start(self, container: str, *arguments: str, pod: str = "", **changes: str | None) -> subprocess.Popen[bytes]:
         """Start a container; `pod`: the name of a generator's. `changes`: environment, None takes a variable away."""
-        name = pod or container
+        name = f"{pod}-{container}" if container in ("agents", "link") else pod or container
         env = self.environment(container, pod=pod) | changes
         with self.log(name).open("ab") as log:
             child = subprocess.Popen(
@@ -105,6 +107,14 @@ class Pods:
         pool = self.job.spec.generators[0].name
         return self.start("generator", pod=f"{names.pool(self.name, pool)}-{ordinal}", **changes)
 
+    def start_agents(self, ordinal: int = 0) -> tuple[str, str]:
+        """A pod of agents: its two containers, by their names in `processes`."""
+        pod = f"{names.pool(self.name, names.AGENTS)}-{ordinal}"
+        (self.base / pod / "tasks").mkdir(parents=True, exist_ok=True)
+        for container in ("agents", "link"):
+            self.start(container, pod=pod)
+        return f"{pod}-agents", f"{pod}-link"
+
     def start_worker(self, ordinal: int = 0, **changes: str | None) -> subprocess.Popen[bytes]:
         """The pod of a further node of the trainer."""
         return self.start("trainer-worker", pod=f"{names.trainer_workers(self.name)}-{ordinal}", **changes)
@@ -121,6 +131,10 @@ class Pods:
         """The operator's, moved."""
         if container == "generator":
             given = containers.generator_variables(self.job, pool=self.job.spec.generators[0], uid=UID)
+        elif container == "agents":
+            given = containers.agents_variables()
+        elif container == "link":
+            given = containers.agent_link_variables(self.job)
         else:
             of_role = {
                 "prepare": containers.prepare_variables,
@@ -149,7 +163,7 @@ class Pods:
         if keys.ENV_POD_IP in given:
             changed[keys.ENV_WEIGHTS_PORT] = "0"
             (self.base / pod).mkdir(exist_ok=True)
-        if not self.secure:
+        if not self.secure and container != "agents":
             changed |= {keys.ENV_TLS_DIR: "", keys.ENV_TOKEN: "token of this job"}
         return inherited | ours | changed
 
@@ -168,11 +182,12 @@ class Pods:
             return HOST
         places = {
             names.DIR_JOB: self.base / "job",
-            names.DIR_TLS: self.base / "tls" / container.removesuffix("-worker"),
+            names.DIR_TLS: self.base / "tls" / ("agents" if container == "link" else container.removesuffix("-worker")),
             names.DIR_CODE: self.base,
             names.DIR_RUN: self.base / (pod or "run"),
             names.DIR_STORE_VOLUME: self.base / "store",
             names.DIR_SHARED: self.base / "shared",
+            names.DIR_TASKS: self.base / pod / "tasks",
         }
         for directory, place in places.items():
             if value == directory or value.startswith(f"{directory}/"):

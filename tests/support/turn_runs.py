@@ -9,6 +9,8 @@ from streamrl_workers.metrics.jsonl import read_jsonl
 from support.runs import LocalRun, streamrl
 
 WORKERS = ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1")
+AGENT_LINKS = ("agents-0", "agents-1")
+"""Of a run with a pool of two agent hosts."""
 
 
 def lines(run: LocalRun, name: str) -> list[dict[str, Any]]:
@@ -27,7 +29,7 @@ def kill_in_turn(
             run.kill_all(WORKERS)
             run.assert_exact()
             run.resume()
-        elif victim in WORKERS:
+        elif victim in (*WORKERS, *AGENT_LINKS):
             run.kill_one(victim)
         else:
             others(run, victim)

@@ -37,6 +37,8 @@ CONTAINERS = {
     "prepare": names.CONTAINER_PREPARE,
     "tasks": names.CONTAINER_TASKS,
     "generators": names.CONTAINER_GENERATOR,
+    "agents": names.CONTAINER_AGENTS,
+    "agent-links": names.CONTAINER_AGENT_LINK,
 }
 """Role as people name it -> container."""
 HOME = ""
@@ -162,7 +164,8 @@ class LogPlaces:
         ]
 
     def _roles(self) -> Sequence[str]:
-        return self.args.role or (["generators"] if self.args.pool else list(CONTAINERS))
+        of_pool = ["agents", "agent-links"] if self.args.pool == names.AGENTS else ["generators"]
+        return self.args.role or (of_pool if self.args.pool else list(CONTAINERS))
 
 
 def _query(args: argparse.Namespace, *, several: bool) -> dict[str, str]:

@@ -23,6 +23,7 @@ from streamrl_cli.cluster.bundle import as_written, cluster_problems, collect, c
 from streamrl_cli.cluster.output import FORMS, dump, section, text
 from streamrl_cli.cluster.sizes import clusters, optimize
 from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file, load_document
+from streamrl_operator.planning.certificates import roles_of
 from streamrl_operator.planning.defaults import Entry, Layer, inherit
 from streamrl_operator.planning.estimate import ResourceEstimate, estimate, find_config
 from streamrl_operator.planning.members import clusters_of
@@ -32,7 +33,6 @@ from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace
 from streamrl_operator.planning.values import DesiredRun, ExposedAddresses, PlanningSettings
 
 _NO_UID = "00000000-0000-0000-0000-000000000000"
-_ROLES = ("scheduler", "trainer", "generator")
 _EXPOSED = ExposedAddresses(scheduler=f"home.example:{names.PORT_GRPC}", weights=f"home.example:{names.PORT_WEIGHTS}")
 Object = dict[str, Any]
 
@@ -110,7 +110,7 @@ def objects_of(job: RLJob, args: argparse.Namespace, *, members: Mapping[str, RL
     if bundle.files:
         first = [config_map(job, bundle, namespace=namespace)]
         job = parse_job(with_code(as_written(job, namespace=namespace), bundle, job=job))
-    sizes = {pool.name: pool.scaling.initial for pool in job.spec.generators}
+    sizes = {pool.name: pool.scaling.initial for pool in job.spec.pools}
     settings = PlanningSettings(
         namespace="streamrl-system", trainer_image=args.trainer_image, generator_image=args.generator_image
     )
@@ -147,10 +147,7 @@ def summary(
 ) -> Iterator[str]:
     """The plan for people."""
     name, clusters = job.metadata.name, clusters_of(job)
-    secrets = [
-        names.ca_secret(name),
-        *(names.tls_secret(name, role) for role in (*_ROLES, *map(names.generator_role, clusters))),
-    ]
+    secrets = [names.ca_secret(name), *(names.tls_secret(name, role) for role in roles_of(job))]
     home, pods = _of_cluster(objects, None), ("SET", "PODS", "CONTAINER", "IMAGE", "REQUESTS", "LIMITS")
     yield f"{name}: {len(home)} objects and {len(secrets)} Secrets"
     yield from section("PODS", pods, _containers(home))

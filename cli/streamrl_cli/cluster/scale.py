@@ -1,4 +1,4 @@
-"""`streamrl scale JOB POOL N`: set the size of a generator pool.
+"""`streamrl scale JOB POOL N`: set the size of a pool.
 
 Of a `static` pool it changes the job; of an `external` pool it writes /scale of the GeneratorPool, as `kubectl scale` does. An `auto` pool has its size by queue and pace.
 """
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
     parser.add_argument("job", metavar="JOB", help="name of the job")
     parser.add_argument("pool", metavar="POOL", help="name of the pool in the job")
-    parser.add_argument("replicas", metavar="N", type=int, help="generator pods")
+    parser.add_argument("replicas", metavar="N", type=int, help="pods")
     add_connection(parser)
 
 
@@ -37,23 +37,34 @@ async def run(args: argparse.Namespace) -> int:
             raise UserError(field=f"rljob/{args.job}", rule=f"cannot be scaled: it is {state(job)}")
         index, pool = _find(job, args.pool)
         scaling = pool.get("scaling", {})
-        if "auto" in scaling:
-            raise _is_auto(index, args.replicas)
         if "external" in scaling:
             before = await _scale_external(args, cluster=cluster)
+        elif index is None:
+            raise _is_agents()
+        elif "auto" in scaling:
+            raise _is_auto(index, args.replicas)
         else:
             before = await _scale_static(args, index=index, scaling=scaling, cluster=cluster)
-    console.out(f"pool {args.pool} of rljob/{args.job}: {before} -> {args.replicas} generators")
+    console.out(f"pool {args.pool} of rljob/{args.job}: {before} -> {args.replicas} replicas")
     return EXIT_DONE
 
 
-def _find(job: Object, name: str) -> tuple[int, Object]:
+def _find(job: Object, name: str) -> tuple[int | None, Object]:
+    """Number of the pool among those of generators, None of agents; and what the job says of it."""
     pools = job["spec"]["generators"]
+    agents = (job["spec"]["task"].get("agent") or {}).get("pool")
+    if agents is not None and name == names.AGENTS:
+        return None, agents
     for index, pool in enumerate(pools):
         if pool["name"] == name:
             return index, pool
     fix = suggest(name, [pool["name"] for pool in pools])
     raise UserError(field="POOL", rule="is not a pool of the job", got=name, fix=fix)
+
+
+def _is_agents() -> UserError:
+    rule = "cannot be changed in a job; only a pool with scaling external is scaled by hand"
+    return UserError(field="spec.task.agent.pool.scaling", rule=rule, fix="make a new job")
 
 
 def _is_auto(index: int, replicas: int) -> UserError:

@@ -129,7 +129,7 @@ async def _pool(pool: GeneratorPool, *, run: RunFolder, model: str, wanted: Meas
         "samples": wanted.samples,
         "deadline_s": wanted.deadline_s,
     }
-    plan = plan_run(run.job.spec, cpus=usable_cpus(), gpus=visible_gpus()).generator(pool.name, ordinal=0)
+    plan = plan_run(run.job.spec, cpus=usable_cpus(), gpus=visible_gpus()).member(pool.name, ordinal=0)
     log = run.file(keys.DIR_LOGS, f"decode-{pool.name}.log")
     points: list[BatchPoint] = []
     answers: Mapping[str, Any] = {}

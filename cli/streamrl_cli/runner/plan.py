@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from streamrl import keys
+from streamrl import keys, names
 from streamrl.errors import UserError
 from streamrl.spec import RLJobSpec
 from streamrl_operator.autoscaler.values import generator_name
 
-Role = Literal["scheduler", "trainer", "generator"]
+Role = Literal["scheduler", "trainer", "generator", "agent_link"]
 LOOPBACK = "127.0.0.1"
 """All processes of a local run meet here."""
 PACKAGE = "streamrl_workers"
@@ -89,7 +89,7 @@ class PoolPlacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """The processes of a run; generators are planned one by one, since their number may change."""
+    """The processes of a run; those of pools are planned one by one, since their number may change."""
 
     scheduler: ProcessPlan
     ranks: tuple[ProcessPlan, ...]
@@ -99,8 +99,10 @@ class RunPlan:
     gpus: Sequence[str]
     colocated: bool
 
-    def generator(self, pool: str, *, ordinal: int) -> ProcessPlan:
-        """The generator with that ordinal in its pool."""
+    def member(self, pool: str, *, ordinal: int) -> ProcessPlan:
+        """The process with that ordinal in its pool: a generator, or the link of an agent host."""
+        if pool not in self.pools:
+            return _process(f"{names.AGENTS}-{ordinal}", role="agent_link", env={keys.ENV_POOL: pool})
         planned = self.pools[pool]
         name = generator_name(pool, ordinal=ordinal)
         share = self.placement.generator(planned.first_number + ordinal)

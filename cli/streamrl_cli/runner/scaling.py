@@ -20,10 +20,11 @@ from typing import Any
 
 from streamrl import keys
 from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.task import AgentPool
 from streamrl_cli.runner.folder import RunFolder
 from streamrl_cli.runner.progress import fetch_status
-from streamrl_operator.autoscaler import POLICIES
-from streamrl_operator.autoscaler.values import ScalingState, observe
+from streamrl_operator.autoscaler import decide
+from streamrl_operator.autoscaler.values import ScalingState
 from streamrl_workers.metrics.jsonl import JsonlFile
 
 POLL_S = 2.0
@@ -37,7 +38,7 @@ class Scaler:
     """Decides for all pools of a run whose size may change."""
 
     folder: RunFolder
-    pools: Sequence[GeneratorPool]
+    pools: Sequence[GeneratorPool | AgentPool]
     resize: Callable[[str, int], None]
     say: Callable[[str], None]
 
@@ -61,16 +62,15 @@ class Scaler:
                     states[pool.name] = self._decide(pool, state=states[pool.name], status=status, file=file)
 
     def _decide(
-        self, pool: GeneratorPool, *, state: ScalingState, status: Mapping[str, Any] | None, file: JsonlFile
+        self, pool: GeneratorPool | AgentPool, *, state: ScalingState, status: Mapping[str, Any] | None, file: JsonlFile
     ) -> ScalingState:
         now_s = time.monotonic()
-        seen = observe(status, pool=pool.name, wanted=state.wanted, now_s=now_s)
-        decision, after = POLICIES[pool.scaling.key](pool.scaling, state=state, seen=seen, now_s=now_s)
+        decision, after = decide(pool, state=state, numbers=status, now_s=now_s)
         if decision.replicas != state.wanted:
             self._record(file, pool=pool.name, sizes=(state.wanted, decision.replicas), reason=decision.reason)
-            self.say(f"pool {pool.name}: {state.wanted} -> {decision.replicas} generators ({decision.reason})")
+            self.say(f"pool {pool.name}: {state.wanted} -> {decision.replicas} replicas ({decision.reason})")
         elif decision.held and not state.held:
-            self.say(f"pool {pool.name}: stays at {decision.replicas} generators ({decision.held})")
+            self.say(f"pool {pool.name}: stays at {decision.replicas} replicas ({decision.held})")
         self.resize(pool.name, decision.replicas)
         return after
 

@@ -1,10 +1,10 @@
-"""Starts the workers of a run, keeps them alive, adds and removes generators, and stops all in order.
+"""Starts the workers of a run, keeps them alive, adds and removes members of pools, and stops all in order.
 
-        run.py ──▶ SUPERVISOR ──▶ units: scheduler | trainer ranks | generator-<pool>-<i> ...
+        run.py ──▶ SUPERVISOR ──▶ units: scheduler | trainer ranks | generator-<pool>-<i> ... | agents-<i> ...
                        ▲   └─ every unit is watched by a task of its own (unit.py); processes: workers.py
         scaling.py ────┘ resize(pool, replicas)
 
-Loops (all owned by `Supervisor.run`): a watch for each unit (`unit.py`) and one for frozen workers (`workers.py`); a farewell for each generator that was told to
+Loops (all owned by `Supervisor.run`): a watch for each unit (`unit.py`) and one for frozen workers (`workers.py`); a farewell for each member of a pool that was told to
 leave: waits for its end, unblocked by its exit or, after `LEAVE_GRACE_S`, by SIGKILL.
 
 Invariants: restarts of all workers together stay within the failure policy; the scheduler comes back on the port it
@@ -61,7 +61,7 @@ class Supervisor:
         self.workers = Workers(folder=folder, shared_env=shared_env)
         self.failures = Failures(workers=self.workers, max_restarts=max_restarts, say=say)
         self.liveness = Liveness(workers=self.workers, bound_s=liveness_s, say=say)
-        self.generators: dict[str, Unit] = {}
+        self.members: dict[str, Unit] = {}
         """By name; those that are leaving included."""
         self._group: asyncio.TaskGroup | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -96,16 +96,16 @@ class Supervisor:
             raise refusals[0]
 
     def resize(self, pool: str, *, replicas: int) -> None:
-        """Start the generators of the pool that are missing, and tell those beyond `replicas` to leave."""
+        """Start the members of the pool that are missing, and tell those beyond `replicas` to leave."""
         if self._group is None or self.workers.stopping or self.failures.run_ended:
             return
         for ordinal in range(replicas):
-            plan = self.plan.generator(pool, ordinal=ordinal)
-            if plan.name not in self.generators:
-                unit = self.generators[plan.name] = self._unit(plan)
-                self._own(self._watch_generator(unit), name=f"watch {plan.name}")
-        wanted = {self.plan.generator(pool, ordinal=ordinal).name for ordinal in range(replicas)}
-        for name, unit in self.generators.items():
+            plan = self.plan.member(pool, ordinal=ordinal)
+            if plan.name not in self.members:
+                unit = self.members[plan.name] = self._unit(plan)
+                self._own(self._watch_member(unit), name=f"watch {plan.name}")
+        wanted = {self.plan.member(pool, ordinal=ordinal).name for ordinal in range(replicas)}
+        for name, unit in self.members.items():
             if unit.plans[0].env[keys.ENV_POOL] == pool and name not in wanted and not unit.leaving:
                 unit.leaving = True
                 self._own(unit.leave(grace_s=LEAVE_GRACE_S), name=f"farewell of {name}")
@@ -114,7 +114,7 @@ class Supervisor:
         """Ask everybody to stop: the trainer first, since its checkpoint needs the scheduler."""
         self.workers.stopping = True
         await self._end_trainer(grace_s=TERMINATE_TIMEOUT_S)
-        await self._end_generators()
+        await self._end_members()
         await self.workers.end([self.plan.scheduler.name], by=signal.SIGTERM, grace_s=TERMINATE_TIMEOUT_S)
 
     async def _finish(self) -> None:
@@ -123,7 +123,7 @@ class Supervisor:
             await asyncio.wait(set(self._tasks), timeout=END_TIMEOUT_S)
         self.workers.stopping = True
         await self._end_trainer(grace_s=TERMINATE_TIMEOUT_S)
-        await self._end_generators()
+        await self._end_members()
         for task in self._tasks:
             task.cancel()
 
@@ -133,13 +133,13 @@ class Supervisor:
         await self.workers.await_end(others, timeout_s=FOLLOWER_TIMEOUT_S)
         await self.workers.end(others, by=signal.SIGTERM, grace_s=FOLLOWER_TIMEOUT_S)
 
-    async def _end_generators(self) -> None:
-        await self.workers.end(list(self.generators), by=signal.SIGINT, grace_s=GENERATOR_TIMEOUT_S)
+    async def _end_members(self) -> None:
+        await self.workers.end(list(self.members), by=signal.SIGINT, grace_s=GENERATOR_TIMEOUT_S)
 
-    async def _watch_generator(self, unit: Unit) -> None:
+    async def _watch_member(self, unit: Unit) -> None:
         await unit.watch()
         if unit.leaving:
-            del self.generators[unit.names[0]]
+            del self.members[unit.names[0]]
 
     def _unit(self, *plans: ProcessPlan) -> Unit:
         return Unit(plans=plans, workers=self.workers, failures=self.failures)

@@ -569,6 +569,58 @@ class Restart(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class AgentsEvent(_message.Message):
+    __slots__ = ("hello", "answer", "leaving")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    hello: AgentsHello
+    answer: AgentsAnswer
+    leaving: Leaving
+    def __init__(self, hello: _Optional[_Union[AgentsHello, _Mapping]] = ..., answer: _Optional[_Union[AgentsAnswer, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+
+class AgentsHello(_message.Message):
+    __slots__ = ("host_id", "instance")
+    HOST_ID_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    host_id: str
+    instance: str
+    def __init__(self, host_id: _Optional[str] = ..., instance: _Optional[str] = ...) -> None: ...
+
+class AgentsCommand(_message.Message):
+    __slots__ = ("welcome", "request", "stop")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    welcome: AgentsWelcome
+    request: AgentsRequest
+    stop: Stop
+    def __init__(self, welcome: _Optional[_Union[AgentsWelcome, _Mapping]] = ..., request: _Optional[_Union[AgentsRequest, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+
+class AgentsWelcome(_message.Message):
+    __slots__ = ("life",)
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    life: str
+    def __init__(self, life: _Optional[str] = ...) -> None: ...
+
+class AgentsRequest(_message.Message):
+    __slots__ = ("number", "request", "item")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    request: bytes
+    item: str
+    def __init__(self, number: _Optional[int] = ..., request: _Optional[bytes] = ..., item: _Optional[str] = ...) -> None: ...
+
+class AgentsAnswer(_message.Message):
+    __slots__ = ("number", "row")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    row: bytes
+    def __init__(self, number: _Optional[int] = ..., row: _Optional[bytes] = ...) -> None: ...
+
 class GroupTexts(_message.Message):
     __slots__ = ("prompt", "samples")
     PROMPT_FIELD_NUMBER: _ClassVar[int]

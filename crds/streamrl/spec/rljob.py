@@ -13,7 +13,7 @@ from streamrl.spec.model import Model
 from streamrl.spec.pod import ServiceAccount
 from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.storage import Storage
-from streamrl.spec.task import Task
+from streamrl.spec.task import AgentPool, Task
 from streamrl.spec.trackers import Trackers
 from streamrl.spec.training import (
     FailurePolicy,
@@ -122,7 +122,22 @@ class RLJobSpec(SpecModel):
         default=None, ge=0, le=31_536_000, description="On Kubernetes: deleted so long after its end; absent = never."
     )
 
+    @property
+    def agent_pool(self) -> AgentPool | None:
+        """Pods of their own for agents; None: there are none."""
+        return None if self.task.agent is None else self.task.agent.pool
+
+    @property
+    def pools(self) -> tuple[GeneratorPool | AgentPool, ...]:
+        """All that have a GeneratorPool."""
+        return (*self.generators, *([] if self.agent_pool is None else [self.agent_pool]))
+
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            f"name of generators must not be {names.AGENTS} beside task.agent.pool, which has that",
+            f"!has(self.task.agent) || !has(self.task.agent.pool) || self.generators.all(g, g.name != '{names.AGENTS}')",
+            lambda spec: spec.agent_pool is not None and any(pool.name == names.AGENTS for pool in spec.generators),
+        ),
         FieldRule(
             "names of generators must differ",
             "self.generators.all(g, self.generators.exists_one(o, o.name == g.name))",
@@ -209,7 +224,7 @@ class GeneratorPoolSpec(SpecModel):
 
     job_name: JobName = Field(description="The RLJob that it belongs to.")
     pool_name: PoolName = Field(description="Name of the pool in the job.")
-    role: Literal["generator"] = Field(default="generator", description="What the pool's pods do in the job.")
+    role: Literal["generator", "agents"] = Field(default="generator", description="What the pool's pods do in the job.")
     scaling: Annotated[str, StringConstraints(pattern=r"^(static|auto|external)$", max_length=8)] = Field(
         description="Who sets replicas: static (the job), auto (the operator), external (/scale)."
     )

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from streamrl.spec.base import BYTES_PATTERN, COST_PATTERN, ENDPOINT_PATTERN, NAME_PATTERN, REFUSED_KEY
 from streamrl.spec.pod import LABEL_PATTERN
 from streamrl.spec.rljob import RLJob
-from streamrl.spec.task import VARIABLE_PATTERN
+from streamrl.spec.task import CIDR_PATTERN, VARIABLE_PATTERN
 from streamrl.spec.trackers import PROJECT_PATTERN, SERVER_PATTERN
 from streamrl.spec.volumes import OBJECT_PATTERN, PATH_PATTERN, QUANTITY_PATTERN, SUB_PATH_PATTERN
 
@@ -35,6 +35,7 @@ _PATTERNS = {
     PATH_PATTERN: "an absolute path without ':', '//', '.', '..' or a '/' at its end",
     SUB_PATH_PATTERN: "a path in the volume without '//', '.', '..' or a '/' at its ends",
     PROJECT_PATTERN: "a name (letters, digits, '-', '_' and '.', beginning with a letter or digit)",
+    CIDR_PATTERN: "a block of addresses (such as 10.0.0.0/16)",
     SERVER_PATTERN: "an address without user and password (http:// or https://)",
     VARIABLE_PATTERN: "REWARD_TOKEN or REWARD_TOKEN_NAME (capital letters, digits and '_')",
 }

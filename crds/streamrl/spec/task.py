@@ -4,7 +4,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import NAME_PATTERN, FieldRule, OneOf, PythonFunction, SpecModel, map_by, repeated
+from streamrl import names
+from streamrl.spec.base import NAME_PATTERN, ClusterName, FieldRule, OneOf, PythonFunction, SpecModel, map_by, repeated
+from streamrl.spec.generators import Scaling
+from streamrl.spec.pod import GeneratorPod
 from streamrl.spec.volumes import ObjectName
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
@@ -119,6 +122,49 @@ class EnvironmentSpec(OneOf):
     )
 
 
+CIDR_PATTERN = r"^[0-9A-Fa-f.:]+/[0-9]{1,3}$"
+Cidr = Annotated[str, StringConstraints(pattern=CIDR_PATTERN, max_length=64)]
+Port = Annotated[int, Field(ge=1, le=65_535)]
+
+
+class AgentEgress(SpecModel):
+    """Addresses that programs may reach, as a NetworkPolicy's `ipBlock` has them."""
+
+    cidr: Cidr = Field(description="Addresses: `10.0.0.0/16`; `0.0.0.0/0` is all, those of the cluster too.")
+    except_: tuple[Cidr, ...] = Field(
+        default=(), max_length=16, alias="except", description="Addresses of these that stay out of reach."
+    )
+    ports: tuple[Port, ...] = Field(default=(), max_length=16, description="TCP ports; none = all ports and protocols.")
+
+
+class AgentPool(SpecModel):
+    """Pods of their own for the programs, apart from trainer and generators."""
+
+    scaling: Scaling = Field(
+        default_factory=lambda: Scaling.model_validate({"static": {"replicas": 1}}),
+        description="How many pods; each plays `sessions` samples at a time.",
+    )
+    egress: tuple[AgentEgress, ...] = Field(
+        default=(), max_length=16, description="What the pods may reach beside the scheduler and names; none = nothing."
+    )
+    pod: GeneratorPod = Field(
+        default=GeneratorPod(),
+        description="Its pods on Kubernetes. `image` (absent = that of `tasks`), `env`, `resources` and mounts are of the container with the programs.",
+    )
+
+    name: ClassVar[str] = names.AGENTS
+    cluster_name: ClassVar[ClusterName | None] = None
+    """It is in the job's own cluster."""
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "pod.hostNetwork must be absent: no policy would keep programs from the network",
+            "!self.pod.hostNetwork",
+            lambda pool: pool.pod.host_network,
+        ),
+    )
+
+
 class AgentSpec(SpecModel):
     """A program that asks the model through an OpenAI-compatible endpoint."""
 
@@ -155,6 +201,10 @@ class AgentSpec(SpecModel):
         ge=1,
         le=4096,
         description="Samples that one program plays at a time: each item is a line of its standard input, with its key. Absent = a program plays one sample, and ends with it.",
+    )
+    pool: AgentPool | None = Field(
+        default=None,
+        description="Pods of their own for the programs, or as many processes of a local run; absent = the task pool starts them.",
     )
 
 

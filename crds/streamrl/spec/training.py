@@ -254,7 +254,7 @@ class FailureRule(SpecModel):
     name: Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=32)] = Field(
         description="Name of the rule; events name it."
     )
-    role: Literal["Generator", "Trainer", "Scheduler"] | None = Field(
+    role: Literal["Generator", "Trainer", "Scheduler", "Agents"] | None = Field(
         default=None, description="Of this role; absent = all."
     )
     on_reasons: tuple[Literal["Preempted", "Evicted", "NodeLost", "OOMKilled", "Deleted", "Error"], ...] = Field(

@@ -234,7 +234,7 @@ def _gang(observed: Observed) -> dict[str, int]:
     assert observed.job is not None, "asked only of a valid job"
     spec = observed.job.spec
     counts = {_TRAINER: 1, _TRAINER_WORKERS: spec.trainer.nodes - 1}
-    counts |= {pool.name: max(1, bounds(pool.scaling)[0]) for pool in spec.generators}
+    counts |= {pool.name: max(1, bounds(pool.scaling)[0]) for pool in spec.pools}
     return {name: count for name, count in counts.items() if count}
 
 
@@ -332,8 +332,8 @@ def _placement(updates: Iterable[Object], *, reserved_at: str) -> PodPlacement:
 
 
 def _pods(observed: Observed, pool: str) -> int:
-    """Generators of a pool that are there or will be, whatever was decided since."""
-    there = sum(pods.is_generator(pod, pool=pool) for pod in observed.pods)
+    """Pods of a pool that are there or will be, whatever was decided since."""
+    there = sum(pods.is_of_pool(pod, pool) for pod in observed.pods)
     return max(there, pods.asked(observed.sets.get(names.pool(observed.name, pool))))
 
 

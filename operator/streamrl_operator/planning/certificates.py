@@ -16,10 +16,20 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+from streamrl import names
+from streamrl.spec import RLJob
+from streamrl_operator.planning.members import clusters_of
+
 ROLES = ("scheduler", "trainer", "generator")
-"""Of every job; a job with pools in member clusters has a role more for each (`names.generator_role`)."""
+"""Of every job; a job with pools in member clusters has a role more for each (`names.generator_role`), one with a pool of agents theirs."""
 
 Signer = Literal["present", "next"]
+
+
+def roles_of(job: RLJob) -> tuple[str, ...]:
+    """Who has a leaf in a job."""
+    agents = () if job.spec.agent_pool is None else (names.AGENTS,)
+    return (*ROLES, *agents, *(names.generator_role(cluster) for cluster in clusters_of(job)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,7 @@ REASONS = {
     "Failed": "The job has failed; the message has the reason.",
     "FailurePolicy": "A rule of `failurePolicy` fails the job.",
     "GeneratorsPending": "No generator is ready yet.",
+    "AgentsPending": "No agent host is ready yet, so no prompt is made.",
     "ImagePullBackOff": "An image cannot be pulled.",
     "InProgress": "The job has not ended.",
     "Internal": "An error of the operator's own; its log has it.",

@@ -27,6 +27,9 @@ _FOLLOWS = {"image": "tasksImage"}
 """Enforced field -> the job's own word that goes too: both images are of one release."""
 
 
+_AGENT_POOL = "spec.task.agent.pool"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """The defaults of one administrator."""
@@ -36,13 +39,13 @@ class Layer:
     spec: RLJobDefaultsSpec
 
     def values(self, role: str) -> dict[str, Any]:
-        """What it says of a `role`: `trainer`, `generator` (a pod), `storage` (a claim), `cache` (of a pool)."""
+        """What it says of a `role`: `trainer`, `generator`, `agents` (a pod), `storage` (a claim), `cache` (of a pool)."""
         if role == "cache":
             said: dict[str, Any] = minimal(self.spec.weight_cache) or {}
             return said
         if role == "storage":
             return {"storageClassName": self.spec.storage_class_name} if self.spec.storage_class_name else {}
-        image = getattr(self.spec.images, role)
+        image = getattr(self.spec.images, role, None)  # agents have the user's, or the trainer's
         values: dict[str, Any] = minimal(self.spec.pod)
         return values | ({"image": image} if image else {})
 
@@ -101,6 +104,8 @@ def refused_here(job: RLJob, *, namespace: str, settings: PlanningSettings) -> l
         return []
     pods: list[tuple[str, Pod]] = [("spec.trainer.pod", job.spec.trainer.pod)]
     pods += [(f"spec.generators[{number}].pod", pool.pod) for number, pool in enumerate(job.spec.generators)]
+    if job.spec.agent_pool is not None:
+        pods.append((f"{_AGENT_POOL}.pod", job.spec.agent_pool.pod))
     asked = [(f"{field}.hostNetwork", pod.host_network) for field, pod in pods]
     asked += [(f"{field}.securityContext.capabilities.add", pod.locks_memory) for field, pod in pods]
     rule = f"is refused: the administrator does not allow it in namespace {namespace}"
@@ -122,6 +127,8 @@ def inherit(job: RLJob, layers: Sequence[Layer]) -> tuple[RLJob, tuple[Entry, ..
     places += [
         ("generator", f"spec.generators[{number}].pod", pool, "pod") for number, pool in enumerate(spec["generators"])
     ]
+    if job.spec.agent_pool is not None:
+        places.append(("agents", f"{_AGENT_POOL}.pod", spec["task"]["agent"]["pool"], "pod"))
     if any(each.spec.weight_cache for each in layers):
         places += [
             ("cache", f"spec.generators[{number}].weightCache", pool, "weightCache")

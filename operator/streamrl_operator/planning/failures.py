@@ -17,13 +17,13 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from streamrl.errors import EXIT_DONE, EXIT_RANK_LOST
-from streamrl.names import CONTAINER_SCHEDULER, CONTAINER_TASKS, OWN_CONTAINERS
+from streamrl.names import CONTAINER_AGENTS, CONTAINER_SCHEDULER, CONTAINER_TASKS, OWN_CONTAINERS
 from streamrl.spec.training import FailurePolicy, FailureRule
 from streamrl.status import RLJobStatus
 from streamrl_operator.planning import pods
 from streamrl_operator.planning.values import JobEvent, Object, seconds_since
 
-Role = Literal["Generator", "Trainer", "Scheduler"]
+Role = Literal["Generator", "Trainer", "Scheduler", "Agents"]
 Reason = Literal["Preempted", "Evicted", "NodeLost", "OOMKilled", "Deleted", "Error"]
 Action = Literal["FailJob", "Restart", "ReplacePodAndIgnoreMaxRestarts"]
 
@@ -56,7 +56,7 @@ _END_REASONS: dict[str, Reason] = {
     "ContainerStatusUnknown": "NodeLost",
 }
 """`reason` of a container's end -> ours; all else is an error. Unknown: the node went down under the container."""
-_COUNTED = frozenset(OWN_CONTAINERS) - {CONTAINER_TASKS}
+_COUNTED = frozenset(OWN_CONTAINERS) - {CONTAINER_TASKS, CONTAINER_AGENTS}
 _LOST: tuple[Reason, ...] = ("Preempted", "Evicted", "NodeLost", "Deleted")
 
 
@@ -126,7 +126,7 @@ def _lost(pod: Object) -> Failure | None:
         id=pod_id(pod),
         pod=pods.name(pod),
         container="",
-        role="Generator" if pods.is_generator(pod) else "Trainer",
+        role=_role(pod),
         reason=reason,
         exit_code=None,
         text=f"pod {pods.name(pod)} is lost ({reason}): {why}",
@@ -188,9 +188,9 @@ _ID_CHARACTERS = 12
 """Of 64: enough to tell the containers of one pod apart."""
 
 
-def _role(pod: Object, container: str) -> Role:
-    if pods.is_generator(pod):
-        return "Generator"
+def _role(pod: Object, container: str = "") -> Role:
+    if pods.is_pooled(pod):
+        return "Generator" if pods.is_generator(pod) else "Agents"
     return "Scheduler" if container == CONTAINER_SCHEDULER else "Trainer"
 
 

@@ -10,10 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamrl import names
-from streamrl.names import CONTAINER_PREPARE, CONTAINER_SCHEDULER, LABEL_CLUSTER, LABEL_JOB, LABEL_POOL, LABEL_ROLE
+from streamrl.names import (
+    AGENTS,
+    CONTAINER_PREPARE,
+    CONTAINER_SCHEDULER,
+    LABEL_CLUSTER,
+    LABEL_JOB,
+    LABEL_POOL,
+    LABEL_ROLE,
+)
 from streamrl_operator.planning.values import Object, Observed, seconds_since
 
-ROLE_TRAINER, ROLE_TRAINER_WORKER, ROLE_GENERATOR = "trainer", "trainer-worker", "generator"
+ROLE_TRAINER, ROLE_TRAINER_WORKER, ROLE_GENERATOR, ROLE_AGENTS = "trainer", "trainer-worker", "generator", AGENTS
 LABEL_REVISION = "controller-revision-hash"
 """Of a StatefulSet's pods: the template that they were made from."""
 _BEGINNING = ("", "ContainerCreating", "PodInitializing")
@@ -50,9 +58,14 @@ def cluster_of(obj: Object) -> str:
     return label(obj, LABEL_CLUSTER)
 
 
-def is_generator(pod: Object, *, pool: str | None = None) -> bool:
-    """Whether it is a generator; `pool`: of that pool."""
-    return label(pod, LABEL_ROLE) == ROLE_GENERATOR and (pool is None or is_of_pool(pod, pool))
+def is_generator(pod: Object) -> bool:
+    """Whether it is a generator."""
+    return label(pod, LABEL_ROLE) == ROLE_GENERATOR
+
+
+def is_pooled(pod: Object) -> bool:
+    """Whether it is one of a pool: what it does is done again by others."""
+    return label(pod, LABEL_ROLE) in (ROLE_GENERATOR, ROLE_AGENTS)
 
 
 def is_of_pool(pod: Object, pool: str) -> bool:

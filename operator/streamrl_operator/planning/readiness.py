@@ -31,8 +31,11 @@ def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
     waiting_reason = pods.first_waiting_reason(trainer)
     if waiting_reason is not None:
         return _no(waiting_reason.reason, waiting_reason.message)
-    told = _generators([pod for pod in observed.pods if pods.is_generator(pod)], plans=plans)
-    return _of_members(observed, told)
+    agents = "" if observed.job is None or observed.job.spec.agent_pool is None else names.AGENTS
+    told = _generators(
+        [pod for pod in observed.pods if pods.is_generator(pod)], plans=[plan for plan in plans if plan.name != agents]
+    )
+    return _with_agents(_of_members(observed, told), observed, plans=[plan for plan in plans if plan.name == agents])
 
 
 def _missing_pods(stateful_set: str, what: str, *, observed: Observed, wanted: int) -> Aspect:
@@ -54,6 +57,20 @@ def _generators(generators: Sequence[Object], *, plans: Sequence[PoolPlan]) -> A
     if have == 0:
         return _no("GeneratorsPending" if waiting_reason is None else waiting_reason.reason, f"{counts}{why}")
     return Aspect(type=READY, holds=True, reason="Running", message=f"the trainer is ready; {counts}{why}")
+
+
+def _with_agents(told: Aspect, observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
+    """Without an agent host no prompt is made; those that are missing beside others are told of."""
+    for plan in plans:
+        have = plan.status.ready_replicas or 0
+        mine = [pod for pod in observed.pods if pods.is_of_pool(pod, plan.name) and not pods.is_leaving(pod)]
+        waiting_reason = pods.first_waiting_reason(mine)
+        why = plan.missing_pods if waiting_reason is None else f"; {waiting_reason.message}"
+        counts = f"{have} of {plan.desired} agent hosts are ready{why}"
+        if have == 0 and told.holds:
+            return _no("AgentsPending" if waiting_reason is None else waiting_reason.reason, counts)
+        told = replace(told, message=f"{told.message}; {counts}")
+    return told
 
 
 def _of_members(observed: Observed, told: Aspect) -> Aspect:

@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from streamrl.names import LABEL_JOB, LABEL_POOL, REPLICAS_MANAGER
 from streamrl.names import pool as pool_name
 from streamrl.spec.generators import GeneratorPool, Scaling
+from streamrl.spec.task import AgentPool
 from streamrl.status import GeneratorPoolStatus, PoolSummary, RLJobStatus, Scaled
-from streamrl_operator.autoscaler import POLICIES
+from streamrl_operator.autoscaler import decide
 from streamrl_operator.autoscaler.values import Decision, ScalingState, observe, resized
 from streamrl_operator.planning import conditions, job_status, members, pods
 from streamrl_operator.planning.conditions import CLUSTER_UNREACHABLE, READY, Aspect
@@ -90,7 +91,7 @@ def plan(
     """
     assert observed.job is not None, "an invalid job's pools are left as they are"
     plans = []
-    for pool in observed.job.spec.generators:
+    for pool in observed.job.spec.pools:
         most = None if admitted is None else admitted.get(pool.name, 0)
         asked = _ask(pool, observed=observed, before=before, halted=bool(halted), most=most)
         plans.append(_pool_plan(pool.name, asked, observed=observed, halted=halted, most=most))
@@ -100,11 +101,13 @@ def plan(
 def stopped(observed: Observed, *, why: str) -> list[PoolPlan]:
     """For all pools of a job that has ended or goes: no pods, and whatever is asked changes nothing."""
     job = observed.job
-    known = observed.pools if job is None else [pool.name for pool in job.spec.generators]
+    known = observed.pools if job is None else [pool.name for pool in job.spec.pools]
     return [_pool_plan(name, None, observed=observed, halted=why) for name in known]
 
 
-def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted: bool, most: int | None) -> _Asked:
+def _ask(
+    pool: GeneratorPool | AgentPool, *, observed: Observed, before: RLJobStatus, halted: bool, most: int | None
+) -> _Asked:
     found, kind = observed.pools.get(pool.name), pool.scaling.key
     spec = {} if found is None else found.get("spec") or {}
     now = spec["replicas"] if isinstance(spec.get("replicas"), int) else None
@@ -130,7 +133,7 @@ def _ask(pool: GeneratorPool, *, observed: Observed, before: RLJobStatus, halted
 
 
 def _decide(
-    pool: GeneratorPool, *, observed: Observed, have: int, halted: bool, most: int | None
+    pool: GeneratorPool | AgentPool, *, observed: Observed, have: int, halted: bool, most: int | None
 ) -> tuple[Decision, ScalingState]:
     kind, state = pool.scaling.key, ScalingState(wanted=have)
     halted = halted or bool(observed.unreachable_of(pool.name))
@@ -142,12 +145,11 @@ def _decide(
             return Decision(replicas=clamped(state.wanted, pool.scaling), reason="as before"), state
         if most is not None:
             return _decide_in_queue(pool, state=state, observed=observed, have=have, most=most)
-    seen = observe(observed.numbers, pool=pool.name, wanted=state.wanted, now_s=observed.at_s)
-    return POLICIES[kind](pool.scaling, state=state, seen=seen, now_s=observed.at_s)
+    return decide(pool, state=state, numbers=observed.numbers, now_s=observed.at_s)
 
 
 def _decide_in_queue(
-    pool: GeneratorPool, *, state: ScalingState, observed: Observed, have: int, most: int
+    pool: GeneratorPool | AgentPool, *, state: ScalingState, observed: Observed, have: int, most: int
 ) -> tuple[Decision, ScalingState]:
     """The policy decides about what is admitted. What it asks for beyond that is asked of the queue until it is admitted, or until the
     policy asks for less than there is; meanwhile all is measured as it is."""
@@ -155,7 +157,7 @@ def _decide_in_queue(
     if state.wanted != there:
         state = resized(state, replicas=there, now_s=observed.at_s)
     seen = observe(observed.numbers, pool=pool.name, wanted=there, now_s=observed.at_s)
-    decision, after = POLICIES["auto"](pool.scaling, state=state, seen=seen, now_s=observed.at_s)
+    decision, after = decide(pool, state=state, numbers=observed.numbers, now_s=observed.at_s)
     if decision.replicas > most:
         if after.pace is not state.pace:  # a window has ended with this look
             state = replace(state, base=seen, pace=after.pace, looks=0, queued=0)
@@ -233,7 +235,7 @@ def _reported(
     if history and had == asked.replicas:
         return history, ()
     entry = Scaled(time=now, from_replicas=had, to_replicas=asked.replicas, reason=asked.reason[:1024])
-    message = f"pool {name}: {had} -> {asked.replicas} generators: {asked.reason}"
+    message = f"pool {name}: {had} -> {asked.replicas} replicas: {asked.reason}"
     events = (JobEvent(kind="Normal", reason="Scaled", message=message),) if history else ()
     return (*history, entry)[-LONGEST_HISTORY:], events
 
@@ -300,7 +302,7 @@ def outdated_pods(observed: Observed) -> tuple[str, ...]:
     assert observed.job is not None, "asked only of a valid job"
     return tuple(
         name
-        for pool in observed.job.spec.generators
+        for pool in observed.job.spec.pools
         if pool.pod.max_unavailable is not None
         for name in _of_pool(observed, pool=pool.name, most_away=pool.pod.max_unavailable)
     )

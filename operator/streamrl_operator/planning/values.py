@@ -136,7 +136,7 @@ class Observed:
 
     def unreachable_of(self, pool: str) -> str:
         """Why nothing newer is known of a pool's pods; empty: all is known."""
-        spec = next((one for one in self.job.spec.generators if one.name == pool), None) if self.job else None
+        spec = next((one for one in self.job.spec.pools if one.name == pool), None) if self.job else None
         member = None if spec is None else self.members.get(spec.cluster_name or "")
         return "" if member is None else member.unreachable
 

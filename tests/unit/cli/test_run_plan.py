@@ -95,7 +95,7 @@ def test_every_process_has_a_core_and_stages_do_not_share_one(*, cores: int, ran
 def test_an_elastic_pool_is_dealt_for_its_largest_size() -> None:
     spec = spec_of(most=3, elastic=True)
     plan = plan_run(spec, cpus=range(4))
-    pinned = [plan.generator("sim", ordinal=ordinal).env[keys.ENV_CPUS] for ordinal in range(3)]
+    pinned = [plan.member("sim", ordinal=ordinal).env[keys.ENV_CPUS] for ordinal in range(3)]
     assert pinned == ["1", "2", "3"]
 
 
@@ -125,7 +125,7 @@ def test_ranks_and_generators_see_gpus_of_their_own(
 ) -> None:
     plan = plan_run(spec_of(ranks=ranks, most=generators, mode=mode), cpus=range(16), gpus=gpus)
     assert [rank.env.get(ENV_VISIBLE) for rank in plan.ranks] == [trainer] * ranks
-    assert [plan.generator("sim", ordinal=i).env.get(ENV_VISIBLE) for i in range(generators)] == generating
+    assert [plan.member("sim", ordinal=i).env.get(ENV_VISIBLE) for i in range(generators)] == generating
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_generator_gets_as_many_gpus_as_share_its_model(
 ) -> None:
     spec = spec_of(most=2, mode=mode, engine={"vllm": {"tensorParallelSize": 2}})
     plan = plan_run(spec, cpus=range(8), gpus=tuple(gpus))
-    assert [plan.generator("sim", ordinal=i).env.get(ENV_VISIBLE) for i in range(2)] == generating
+    assert [plan.member("sim", ordinal=i).env.get(ENV_VISIBLE) for i in range(2)] == generating
 
 
 def test_more_gpus_than_there_are_is_one_line() -> None:

@@ -20,7 +20,7 @@ from support.jobs import simulated_job
 def test_the_plan_names_every_process() -> None:
     job = parse_job(simulated_job(replicas=3))
     plan = plan_run(job.spec, cpus=(0, 1), signals_port=9100)
-    generators = [plan.generator("sim", ordinal=ordinal) for ordinal in range(3)]
+    generators = [plan.member("sim", ordinal=ordinal) for ordinal in range(3)]
     assert [one.name for one in (plan.scheduler, *plan.ranks, *generators)] == [
         "scheduler",
         "trainer-0",

@@ -250,7 +250,7 @@ async def test_one_that_does_not_go_is_killed_and_its_ordinal_comes_back_when_it
         stage.supervisor.resize("sim", replicas=1)
         stage.supervisor.resize("sim", replicas=2)  # wanted again, while it is still leaving
         assert await asyncio.wait_for(first.wait(), DEADLINE_S) == -signal.SIGKILL
-        await stage.until(lambda: "generator-sim-1" not in stage.supervisor.generators)
+        await stage.until(lambda: "generator-sim-1" not in stage.supervisor.members)
         assert len([event for event, *_ in stage.seen("generator-sim-1") if event == "starts"]) == 1
         stage.supervisor.resize("sim", replicas=2)
         await stage.lives("generator-sim-1", 2)
@@ -264,7 +264,7 @@ async def test_one_that_is_let_go_while_it_starts_does_not_stay(tmp_path: Path) 
             stage.supervisor.resize("sim", replicas=2)
             await asyncio.sleep(0)  # the start has begun, the process is not known yet
             stage.supervisor.resize("sim", replicas=1)
-            await stage.until(lambda: "generator-sim-1" not in stage.supervisor.generators)
+            await stage.until(lambda: "generator-sim-1" not in stage.supervisor.members)
             assert not stage.alive("generator-sim-1")
         stage.end()
         await stage.ended()

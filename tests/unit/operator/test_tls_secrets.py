@@ -27,6 +27,7 @@ from streamrl_operator.planning.certificates import (
     Seen,
     WriteLeaf,
     plan_certificates,
+    roles_of,
 )
 from streamrl_operator.planning.objects.shared import JobPlan
 from streamrl_operator.planning.values import DesiredRun, PlanningSettings
@@ -259,7 +260,7 @@ FAR = "sums-tls-generator-east"
 def test_a_member_has_a_leaf_of_its_own_and_servers_the_names_that_it_demands() -> None:
     stored: Secrets = {}
     settle_far(stored, BEGIN)
-    assert set(stored) == set(tls_secrets.secret_names("sums", roles=tls_secrets.roles_of(far_plan().job)))
+    assert set(stored) == set(tls_secrets.secret_names("sums", roles=roles_of(far_plan().job)))
     found = {name: _alternative_names(stored, name) for name in stored if name != "sums-ca"}
     assert found[FAR] == ["streamrl://lab/sums/generator/east"]
     assert "scheduler.0f3c.streamrl.internal" in found["sums-tls-scheduler"]

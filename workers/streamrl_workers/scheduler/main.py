@@ -68,6 +68,7 @@ from streamrl_workers.scheduler.server.tracker_clients import TrackerClients
 from streamrl_workers.scheduler.settings import SchedulerEnvironment, SchedulerSettings
 from streamrl_workers.scheduler.traces.tracer import Tracer, make_tracer
 from streamrl_workers.stream.run_folder import claim_run_folder, read_model_path, write_json_atomically
+from streamrl_workers.tasks.agent_hosts import AgentHosts
 from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import TaskPoolError
 from streamrl_workers.trackers.registry import check_trackers
@@ -86,6 +87,8 @@ class Pool(TaskSource, Protocol):
     held_out_size: int | None
     reward_took: Callable[[str, float], None]
     """Told of each reward that was asked: its name, and the seconds that it took."""
+    agent_hosts: AgentHosts | None
+    """In processes or pods of their own; None: the job has no pool of agents."""
 
     async def start(self) -> None:
         """Start its processes."""
@@ -257,6 +260,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
         connections.on_event = run.tracer.event
         status.spans = run.tracer.spans
     status.ranker = ranker.status
+    status.agent_hosts = run.pool.agent_hosts
     status.trackers = run.trackers
     run.journal.start(on_committed=executor.on_committed, on_fault=lambda error: report(error, ending=run.ending))
     lease_s = run.job.spec.scheduling.lease_seconds
@@ -285,6 +289,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
         lease_s=lease_s,
         clock_s=clock_s,
         model_path=lambda: read_model_path(os.environ),
+        agent_hosts=run.pool.agent_hosts,
     )
     service.add_to(ports.server)
     await ports.server.start()

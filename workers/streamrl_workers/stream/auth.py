@@ -143,17 +143,18 @@ class TokenInterceptor(_Interceptor):
             await context.abort(*refusal)
 
 
-Role = Literal["scheduler", "trainer", "generator"]
+Role = Literal["scheduler", "trainer", "generator", "agents"]
 WEIGHTS_PATH = "/weights"
 """Root of all paths of a server of weights."""
 
-ROLES: Mapping[str, Role] = {
-    "/streamrl.v1alpha1.Scheduler/Generate": "generator",
-    "/streamrl.v1alpha1.Scheduler/GetModel": "generator",
-    "/streamrl.v1alpha1.Scheduler/Train": "trainer",
-    WEIGHTS_PATH: "generator",
+ROLES: Mapping[str, tuple[Role, ...]] = {
+    "/streamrl.v1alpha1.Scheduler/Generate": ("generator",),
+    "/streamrl.v1alpha1.Scheduler/GetModel": ("generator", "agents"),
+    "/streamrl.v1alpha1.Scheduler/Train": ("trainer",),
+    "/streamrl.v1alpha1.Scheduler/Agents": ("agents",),
+    WEIGHTS_PATH: ("generator",),
 }
-"""Method, or root of a path -> the one role that has business with it; what is not here is nobody's."""
+"""Method, or root of a path -> the roles that have business with it; what is not here is nobody's."""
 
 _URI = re.compile(r"streamrl://([^/]+)/([^/]+)/(?:generator/([^/]+)|([^/]+))")
 _SAN = "x509_subject_alternative_name"
@@ -207,8 +208,8 @@ class RoleDoor:
             code, rule = grpc.StatusCode.UNAUTHENTICATED, "its certificate must name exactly one role of a job"
         elif (peer.namespace, peer.job) != (self._me.namespace, self._me.job):
             code, rule = grpc.StatusCode.PERMISSION_DENIED, f"this is job {self._me.namespace}/{self._me.job}"
-        elif ROLES.get(method) != peer.role:
-            code, rule = grpc.StatusCode.PERMISSION_DENIED, f"{method} is for {ROLES.get(method, 'nobody')}"
+        elif peer.role not in (allowed := ROLES.get(method, ())):
+            code, rule = grpc.StatusCode.PERMISSION_DENIED, f"{method} is for {' and '.join(allowed) or 'nobody'}"
         else:
             return None
         who = "a peer without a role" if peer is None else str(peer)

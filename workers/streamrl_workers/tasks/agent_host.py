@@ -1,11 +1,15 @@
-"""The agent host as a process of the task pool: prompts and turns as frames, many at once (`agents/host.py` does the work).
+"""What the task pool's processes do for agents.
 
-Loop: consumes [number, request]; produces [number, PLAYING] whenever a program is waited for, then [number, row]; ended by the end
-of its socket, and with it all programs.
+- The agent host (`serve_agents`) makes prompts and answers turns, many at once; `agents/host.py` does the work. Loop: consumes
+  [number, request], with the item in it where there is no data set; produces [number, PLAYING] whenever a program is waited
+  for, then [number, row]; ended by the end of its socket, and with it all programs.
+- The item reader (`read_items`) reads items for agent hosts that have no data set. Loop: consumes [number, [split, index]], one at a
+  time; produces [number, text] or [number, failure]; ended by the end of its socket.
 """
 
 import asyncio
 import functools
+import json
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +20,7 @@ from streamrl_workers.agents.transcript import Reading, Turn
 from streamrl_workers.process import framing
 from streamrl_workers.tasks import protocol
 from streamrl_workers.tasks.dataset import TaskDataset
-from streamrl_workers.tasks.protocol import PLAYING, failure
+from streamrl_workers.tasks.protocol import MAX_ITEM_BYTES, PLAYING, failure
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, Split
 from streamrl_workers.tasks.worker import ITEMS_KEPT, MAX_ERROR_CHARS, Row, TaskSources, failure_row
 
@@ -36,9 +40,10 @@ async def _serve(connection: socket.socket, sources: TaskSources) -> int:
     transport, frames = await framing.open_frames(connection)
     answering: set[asyncio.Task[None]] = set()
     while (message := await frames.read(limit_s=framing.FOREVER_S)) is not None:
-        number, request = message
-        asked = protocol.decode_request(request)
-        answer = _answer(host, sources.dataset, transport, number=number, request=asked, item_of=item_of)
+        number, (name, fields, *item) = message
+        asked = protocol.decode_request([name, fields])
+        reads = functools.partial(_told_item, *item) if item else item_of
+        answer = _answer(host, sources.dataset, transport, number=number, request=asked, item_of=reads)
         task = asyncio.create_task(answer, name=f"agent-{number}")
         answering.add(task)
         task.add_done_callback(answering.discard)
@@ -95,6 +100,31 @@ def _item(dataset: TaskDataset, split: Split, index: int) -> AgentItem:
     return AgentItem(
         split=split, index=index, question=question.question, answer=question.answer, metadata=question.metadata
     )
+
+
+def _told_item(text: str, split: Split, index: int) -> AgentItem:
+    return AgentItem(split=split, index=index, **json.loads(text))
+
+
+def read_items(connection: socket.socket, sources: TaskSources) -> int:
+    """Read items until the pool closes the socket. Returns the exit status."""
+    while (message := framing.receive(connection)) is not None:
+        number, (split, index) = message
+        try:
+            row: Any = _item_text(sources.dataset, split, index)
+        except Exception as error:  # noqa: BLE001 - whatever keeps an item from being read is its failure
+            row = failure_row(WHERE, error)
+        connection.sendall(framing.encode([number, row]))
+    return 0
+
+
+def _item_text(dataset: TaskDataset, split: Split, index: int) -> str:
+    question = dataset.question(split, index)
+    item = {"question": question.question, "answer": question.answer, "metadata": dict(question.metadata)}
+    text = json.dumps(item, default=str)
+    if len(text) > MAX_ITEM_BYTES:
+        raise ValueError(f"an item for an agent must have at most {MAX_ITEM_BYTES} bytes, it has {len(text)}")
+    return text
 
 
 def _play(dataset: TaskDataset, request: PlayTurn) -> Play:

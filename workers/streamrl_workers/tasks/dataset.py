@@ -184,6 +184,26 @@ def open_dataset(task: Task, *, seed: int, base_dir: Path, model_path: str = "")
     return dataset
 
 
+class _NoSource:
+    """Of a process that is told its items."""
+
+    held_out_size = None
+
+    def question(self, split: Split, index: int) -> Question:
+        """Nobody may ask."""
+        raise AssertionError(f"item {index} of {split} comes along with what is asked about it")
+
+    def verify(self, answer: str, item: Item) -> float:
+        """Nobody may ask."""
+        raise AssertionError(f"{answer} to {item.source_index} is scored elsewhere")
+
+
+def open_no_dataset(task: Task, *, model_path: str) -> TaskDataset:
+    """Of the task its chat template alone. Raises `UserError` as `open_dataset`."""
+    chat = None if task.chat is None else open_chat(task.chat, model_path=model_path)
+    return TaskDataset(_NoSource(), make_texts=lambda question: (question.question, ""), chat=chat)
+
+
 def hash_of(prompt: str) -> int:
     """64 bits that follow from the prompt alone."""
     return int.from_bytes(hashlib.blake2b(prompt.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")

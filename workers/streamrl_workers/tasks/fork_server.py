@@ -106,15 +106,35 @@ async def _connected(path: Path) -> socket.socket:
 class ForkServer:
     """One fork server and its workers."""
 
-    def __init__(self, job: RLJob, *, base_dir: Path, memory_limit_bytes: int, host: Path | None) -> None:
-        """`host`: the socket of who starts it; None: we do."""
+    def __init__(
+        self,
+        job: RLJob,
+        *,
+        base_dir: Path,
+        memory_limit_bytes: int,
+        host: Path | None,
+        only_agents: bool = False,
+        model_path: str | None = None,
+    ) -> None:
+        """What it is started with.
+
+        Args:
+            job: its task.
+            base_dir: where the user's files are, as it sees them.
+            memory_limit_bytes: growth of one worker's address space.
+            host: the socket of who starts it; None: we do.
+            only_agents: it opens neither data set nor rewards.
+            model_path: of the tokenizer; None: the environment says it, as soon as it is there.
+        """
         self._host = host
+        self._given_model = model_path
         self._config = {
             "task": job.spec.task.model_dump_json(by_alias=True, exclude_none=True),
             "seed": job.spec.seed,
             "base_dir": str(base_dir),
             "memory_limit_bytes": memory_limit_bytes,
             "start_timeout_s": START_TIMEOUT_S,
+            "only_agents": only_agents,
         }
         self._needs_model = job.spec.task.chat is not None
         self._connections: dict[int, Connection] = {}
@@ -154,8 +174,8 @@ class ForkServer:
 
     async def _model_path(self) -> str:
         """Of the tokenizer whose chat template is used; "" where there is no chat."""
-        if not self._needs_model:
-            return ""
+        if not self._needs_model or self._given_model is not None:
+            return self._given_model or ""
         try:
             return await await_model_path(os.environ, timeout_s=MODEL_TIMEOUT_S) or ""
         except ModelTimeoutError as error:
@@ -196,7 +216,7 @@ class ForkServer:
             connection.transport.get_extra_info("socket").shutdown(socket.SHUT_RD)
 
     async def spawn(self, kind: bytes) -> Connection:
-        """A new process, by SPAWN, SPAWN_ENDPOINT_CLIENT or SPAWN_AGENT_HOST. Raises `TaskPoolError` if it does not say hello."""
+        """A new process, by a SPAWN of `protocol.py`. Raises `TaskPoolError` if it does not say hello."""
         self._spawned += 1
         number = self._spawned
         ours, theirs = socket.socketpair()

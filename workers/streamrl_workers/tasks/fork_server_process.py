@@ -1,7 +1,7 @@
 """The fork server of the task pool: `python -m streamrl_workers.tasks.fork_server_process FD`.
 
 ```
-  pool (in the scheduler) ── control socket: job, spawn, kill ──▶ FORK SERVER ── fork ──▶ worker 0, 1, ..., endpoint client, agent host
+  pool (in the scheduler) ── control socket: job, spawn, kill ──▶ FORK SERVER ── fork ──▶ worker 0, 1, ..., endpoint client, agent host, item reader
           ▲                 ◀── ready, exited ──────────────────                              │
           └──────────── one socket for each: requests, stages, rows ─────────────────────────┘
 ```
@@ -31,7 +31,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_HEARTBEAT_FILE, ENV_UMASK
@@ -42,9 +42,19 @@ from streamrl_workers.process import framing
 from streamrl_workers.process.heartbeat import touch
 from streamrl_workers.process.orphans import adopt_orphans, children, die_with, kill_children, kill_orphans
 from streamrl_workers.rewards.registry import make_parts
-from streamrl_workers.tasks.dataset import open_dataset
-from streamrl_workers.tasks.protocol import COMMAND, KILL, SPAWN, SPAWN_AGENT_HOST, SPAWN_ENDPOINT_CLIENT
+from streamrl_workers.tasks.dataset import TaskDataset, open_dataset, open_no_dataset
+from streamrl_workers.tasks.protocol import (
+    COMMAND,
+    KILL,
+    SPAWN,
+    SPAWN_AGENT_HOST,
+    SPAWN_ENDPOINT_CLIENT,
+    SPAWN_ITEM_READER,
+)
 from streamrl_workers.tasks.worker import TaskSources, ask_endpoints, serve
+
+if TYPE_CHECKING:
+    from streamrl_workers.agents.session import AgentSource
 
 
 def main() -> None:
@@ -74,18 +84,23 @@ def main() -> None:
 def _open(config: dict[str, Any]) -> TaskSources:
     task = Task.model_validate_json(config["task"])
     base_dir = Path(config["base_dir"])
+    if config["only_agents"]:
+        dataset = open_no_dataset(task, model_path=config["model_path"])
+        return TaskSources(dataset=dataset, parts=(), agents=_open_agents(config, task, dataset))
     dataset = open_dataset(task, seed=config["seed"], base_dir=base_dir, model_path=config["model_path"])
     parts = make_parts(task.rewards, verify=dataset.verify, base_dir=base_dir)
     environments = open_environment(task.environment, seed=config["seed"], base_dir=base_dir)
-    agents = None
-    if task.agent is not None:
-        from streamrl_workers.agents.host import open_agents
-        from streamrl_workers.agents.transcript import PlainTemplate
-
-        template = dataset.chat or PlainTemplate()
-        stops = task.sampling.stop
-        agents = open_agents(task.agent, seed=config["seed"], base_dir=base_dir, template=template, stops=stops)
+    apart = task.agent is None or task.agent.pool is not None
+    agents = None if apart else _open_agents(config, task, dataset)
     return TaskSources(dataset=dataset, parts=parts, environments=environments, agents=agents)
+
+
+def _open_agents(config: dict[str, Any], task: Task, dataset: TaskDataset) -> "AgentSource | None":
+    from streamrl_workers.agents.host import open_agents
+    from streamrl_workers.agents.transcript import PlainTemplate
+
+    template, base_dir = dataset.chat or PlainTemplate(), Path(config["base_dir"])
+    return open_agents(task.agent, seed=config["seed"], base_dir=base_dir, template=template, stops=task.sampling.stop)
 
 
 Serve = Callable[[socket.socket, TaskSources], int]
@@ -97,7 +112,18 @@ def _serve_agents(connection: socket.socket, sources: TaskSources) -> int:
     return serve_agents(connection, sources)
 
 
-SERVING: dict[bytes, Serve] = {SPAWN: serve, SPAWN_ENDPOINT_CLIENT: ask_endpoints, SPAWN_AGENT_HOST: _serve_agents}
+def _read_items(connection: socket.socket, sources: TaskSources) -> int:
+    from streamrl_workers.tasks.agent_host import read_items
+
+    return read_items(connection, sources)
+
+
+SERVING: dict[bytes, Serve] = {
+    SPAWN: serve,
+    SPAWN_ENDPOINT_CLIENT: ask_endpoints,
+    SPAWN_AGENT_HOST: _serve_agents,
+    SPAWN_ITEM_READER: _read_items,
+}
 """What a fork is started for."""
 
 

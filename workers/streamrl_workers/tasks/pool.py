@@ -4,7 +4,8 @@
   scheduler ──put──▶ Backlog ──▶ WorkerSlot 0 ══ worker process 0      (worker.py)
       ▲                  │  └──▶ WorkerSlot 1 ══ worker process 1
       └─────results──────┼─────▶ ConcurrentSlot ══ endpoint client     (worker.py; only with `http` rewards)
-                         └─────▶ ConcurrentSlot ══ agent host          (agent_host.py; only with `task.agent`: prompts and turns)
+                         ├─────▶ ConcurrentSlot ══ agent host          (agent_host.py; only with `task.agent`: prompts and turns)
+                         └─────▶ ConcurrentSlot ══ item reader ──▶ AgentHosts      (agent_hosts.py; so with `task.agent.pool`)
 ```
 Owns the backlog, the slots and the fork server. Does not import the data set or user code (the scheduler stays small), does
 not pickle.
@@ -23,8 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+from streamrl import names
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
+from streamrl.spec.task import AgentSpec
+from streamrl_workers.tasks.agent_hosts import AgentHosts, item_place
 from streamrl_workers.tasks.fork_server import ForkServer
 from streamrl_workers.tasks.protocol import (
     MAKING_ITEM,
@@ -32,7 +36,9 @@ from streamrl_workers.tasks.protocol import (
     SPAWN,
     SPAWN_AGENT_HOST,
     SPAWN_ENDPOINT_CLIENT,
+    SPAWN_ITEM_READER,
     agent_row,
+    item_row,
     request_message,
     result_of,
 )
@@ -103,15 +109,35 @@ class TaskPool:
                 finish=self._on_row,
                 took=self._on_endpoints,
             )
-        self._agents: ConcurrentSlot | None = None
-        if job.spec.task.agent is not None:
-            self._agents = ConcurrentSlot(
-                PoolProcess(SPAWN_AGENT_HOST, fork_server=self._living_fork_server),
-                name="the agent host",
-                timeout_s=job.spec.task.agent.timeout_seconds,
-                finish=self._on_row,
-                begins_at_once=False,
+        agent = job.spec.task.agent
+        self._agents = None if agent is None or agent.pool is not None else self._agent_host(agent)
+        self._items: ConcurrentSlot | None = None
+        self.agent_hosts: AgentHosts | None = None
+        """In processes or pods of their own; None: there are none."""
+        if agent is not None and agent.pool is not None:
+            self._items = self._item_reader()
+            awaited = f"processes {names.AGENTS}-0, ... (pods of {names.pool(job.metadata.name, names.AGENTS)})"
+            self.agent_hosts = AgentHosts(
+                sessions=agent.sessions, max_turns=agent.max_turns, awaited=awaited, finish=self._on_row
             )
+
+    def _agent_host(self, agent: AgentSpec) -> ConcurrentSlot:
+        return ConcurrentSlot(
+            PoolProcess(SPAWN_AGENT_HOST, fork_server=self._living_fork_server),
+            name="the agent host",
+            timeout_s=agent.timeout_seconds,
+            finish=self._on_row,
+            begins_at_once=False,
+        )
+
+    def _item_reader(self) -> ConcurrentSlot:
+        return ConcurrentSlot(
+            PoolProcess(SPAWN_ITEM_READER, fork_server=self._living_fork_server),
+            name="the item reader",
+            timeout_s=MAKE_ITEM_TIMEOUT_S,
+            finish=self._on_item,
+            begins_at_once=False,
+        )
 
     async def start(self) -> None:
         """Open the data set and the rewards in the fork server, and have one worker say hello.
@@ -135,19 +161,23 @@ class TaskPool:
             took=lambda name, seconds: self.reward_took(name, seconds),  # noqa: PLW0108 - it is given later
         )
         running = [WorkerSlot(number, process=one, duties=duties).run() for number, one in enumerate(processes)]
-        running += [slot.run() for slot in (self._endpoints, self._agents) if slot is not None]
+        more = (self._endpoints, self._agents, self._items, self.agent_hosts)
+        running += [one.run() for one in more if one is not None]
         self._tasks = [
             asyncio.create_task(self._keep(run), name=f"task-pool-slot-{number}") for number, run in enumerate(running)
         ]
 
     def put(self, request: Request) -> None:
         """Ask for something; its results come by `results`."""
-        if self._agents is None or isinstance(request, ScoreSample):
+        if isinstance(request, ScoreSample) or not (self._agents or self._items):
             self._backlog.put(request)
             return
         for one in single_requests(request):
             work = WorkItem(request=one)
-            self._agents.ask(work, request_message(one), row_of=partial(agent_row, one))
+            if self._items is not None:
+                self._items.ask(work, item_place(one), row_of=item_row)
+            elif self._agents is not None:
+                self._agents.ask(work, request_message(one), row_of=partial(agent_row, one))
 
     async def results(self) -> Sequence[Result]:
         """What has been done since the last call, at least one; waits for it.
@@ -179,6 +209,12 @@ class TaskPool:
             case {"kind": kind}:
                 self.failures[kind] += 1
         self._backlog.finish(work, result_of(work.request, row, rewards=self._rewards))
+
+    def _on_item(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
+        if isinstance(row, str) and self.agent_hosts is not None:
+            self.agent_hosts.ask(work, item=row)
+        else:
+            self._on_row(work, row)
 
     def _on_endpoints(self, seconds: float) -> None:
         """They are asked at once and answer together."""
@@ -212,7 +248,7 @@ class TaskPool:
             return self._fork_server
 
 
-def single_requests(request: Request) -> Iterator[Request]:
+def single_requests(request: NeedPrompts | PlayTurn) -> Iterator[NeedPrompts | PlayTurn]:
     """A range of prompts one by one; anything else as it is."""
     if not isinstance(request, NeedPrompts):
         yield request

@@ -8,9 +8,12 @@
                             [text] | [values, body] | [observation, reward, done, context] | {"kind", "error"}
   pool ──▶ endpoint client  [number, body] of a sample that endpoints score
   endpoint client ──▶ pool  [number, values] | [number, {"kind", "error"}]
-  pool ──▶ agent host       [number, request] of one prompt or turn
+  pool ──▶ agent host       [number, request] of one prompt or turn; with a pool of agents its item is a third part of it
   agent host ──▶ pool       [number, PLAYING] each time before a program is waited for; then [number, row]
+  pool ──▶ item reader      [number, [split, index]]; with a pool of agents alone
+  item reader ──▶ pool      [number, item as JSON text] | [number, {"kind", "error"}]
 ```
+Between a pool of agents and the scheduler the same requests and rows travel as bytes of JSON (`AgentsRequest`, `AgentsAnswer`).
 User code can write anything: what does not fit is a `ForeignBytesError`, never a result.
 """
 
@@ -45,9 +48,15 @@ PLAYING = -2
 SPAWN = b"S"
 SPAWN_ENDPOINT_CLIENT = b"A"
 SPAWN_AGENT_HOST = b"H"
+SPAWN_ITEM_READER = b"I"
 KILL = b"K"
 COMMAND = struct.Struct("<cI")
 """To the fork server: what, and the number of the process."""
+
+MAX_ITEM_BYTES = PROMPT_BYTES
+"""Of an item as its agents read it."""
+MAX_ROW_BYTES = 2 * PROMPT_BYTES
+"""Of a row as JSON: what a program asks has a bound far below it (`agents/endpoint.py`), also with each character escaped."""
 
 _KINDS = frozenset(get_args(FailureKind))
 _REQUESTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Request)}
@@ -139,6 +148,16 @@ def agent_row(request: Request, row: Any) -> Any:  # noqa: ANN401 - JSON
         rule = f"a text in UTF-8, at most {PROMPT_BYTES} bytes where it begins a context, and a finite reward"
         return failure("bad_value", f"agent: what it made is no answer: {rule}")
     return row
+
+
+def item_row(row: Any) -> Any:  # noqa: ANN401 - JSON
+    """What the item reader answered. Raises `ForeignBytesError` for anything else."""
+    match row:
+        case str() if len(row) <= MAX_ITEM_BYTES:
+            return row
+        case {"kind": str(kind), "error": str(text), **rest} if kind in _KINDS and _is_text(text) and not rest:
+            return row
+    raise ForeignBytesError("a message is no item")
 
 
 def _is_text(text: str) -> bool:

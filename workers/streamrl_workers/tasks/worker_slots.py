@@ -67,7 +67,7 @@ class PoolProcess:
     """A process of the fork server that is replaced when it ends."""
 
     def __init__(self, kind: bytes, *, fork_server: Callable[[], Awaitable[ForkServer]]) -> None:
-        """`kind`: SPAWN, SPAWN_ENDPOINT_CLIENT or SPAWN_AGENT_HOST. `fork_server` gives the living one; it starts another if it has ended."""
+        """`kind`: a SPAWN of `protocol.py`. `fork_server` gives the living one; it starts another if it has ended."""
         self._kind = kind
         self._living_server = fork_server
         self._server: ForkServer | None = None
@@ -106,10 +106,14 @@ class PoolProcess:
     async def kill(self) -> None:
         """SIGKILL; waits a moment for its end, so that the next one begins alone."""
         assert self.connection is not None
-        if self._server is not None:
-            self._server.kill(self.connection)
+        self.terminate()
         await asyncio.wait([self.connection.exit_code], timeout=EXIT_NOTICE_TIMEOUT_S)
         self.drop()
+
+    def terminate(self) -> None:
+        """SIGKILL; who reads its frames sees the end. Nothing if there is none."""
+        if self._server is not None and self.connection is not None:
+            self._server.kill(self.connection)
 
     def drop(self) -> None:
         """Close its socket, at which it ends."""
@@ -262,6 +266,11 @@ class ConcurrentSlot:
         asked = AskedItem(work=work, message=message, row_of=row_of, since_s=now_s, begun=self._begins_at_once)
         self._asked[self._next_number] = asked
         self._send(self._next_number, asked)
+
+    def forget(self) -> None:
+        """Nobody waits for anything any more: the process ends, and another one begins."""
+        self._asked.clear()
+        self._process.terminate()
 
     def _send(self, number: int, asked: AskedItem) -> None:
         """What cannot be sent now is sent when the process is there."""

@@ -1,6 +1,6 @@
 """Builds every Kubernetes object of a job but the Secrets with its certificates. Pure: the same input gives the same bytes."""
 
-from streamrl_operator.planning.objects import generators, members, shared, trainer
+from streamrl_operator.planning.objects import agents, generators, members, shared, trainer
 from streamrl_operator.planning.objects.generators import pool_replicas
 from streamrl_operator.planning.objects.shared import Built, JobPlan, with_spec_hash
 from streamrl_operator.planning.objects.workloads import workloads
@@ -8,12 +8,13 @@ from streamrl_operator.planning.objects.workloads import workloads
 
 def plan_objects(plan: JobPlan) -> list[Built]:
     """Every object of the job at home but the Secrets with its certificates, each with the hash of what is applied."""
-    pools, sets = plan.job.spec.generators, _stateful_sets(plan)
+    pools, sets = plan.job.spec.pools, _stateful_sets(plan)
     built = [
         shared.service_account(plan),
         shared.resolved_job(plan),
         *shared.claims(plan),
         *shared.policies(plan),
+        *agents.policies(plan),
         trainer.scheduler_service(plan),
         *members.exposed_services(plan),
         *members.routes(plan),

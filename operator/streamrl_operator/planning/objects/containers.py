@@ -64,6 +64,27 @@ def tasks_variables(job: RLJob, *, uid: str) -> Variables:
     }
 
 
+def agents_variables() -> Variables:
+    """Of the container with the user's programs."""
+    heartbeat = f"{names.DIR_TASKS}/{keys.DIR_HEARTBEATS}/{names.CONTAINER_AGENTS}"
+    return {**_DEFAULTS, keys.ENV_HEARTBEAT_FILE: heartbeat, **tasks_socket()}
+
+
+def agent_link_variables(job: RLJob) -> Variables:
+    """Of the link beside it, whose name is that of its pod."""
+    return {
+        **_COMMON,
+        keys.ENV_POD_NAME: {"fieldRef": {"fieldPath": "metadata.name"}},
+        keys.ENV_RUN_DIR: names.DIR_RUN,
+        keys.ENV_CODE_DIR: _HOME if job.spec.task.code is None else names.DIR_CODE,
+        keys.ENV_HEARTBEAT_FILE: f"{names.DIR_RUN}/{keys.DIR_HEARTBEATS}/{names.CONTAINER_AGENT_LINK}",
+        keys.ENV_SCHEDULER_ADDRESS: f"{names.scheduler(job.metadata.name)}:{names.PORT_GRPC}",
+        keys.ENV_SIGNALS_PORT: str(names.PORT_SIGNALS),
+        **tasks_socket(),
+        **_SERVING,
+    }
+
+
 def huggingface_dir(job: RLJob, *, uid: str) -> str:
     """On the volume: loaded once, seen by all of the pod, there after a restart."""
     return f"{names.store_dir(job.metadata.name, uid=uid)}/huggingface"
@@ -248,6 +269,8 @@ class Container:
     image: str | None = None
     """None: the pod's."""
     sidecar: bool = False
+    is_ours_alone: bool = False
+    """The job's environment and mounts are not for it."""
 
 
 def _security(*, locks_memory: bool = False, **chosen: object) -> Built:
@@ -269,6 +292,8 @@ def extra(container: ExtraContainer) -> Built:
 
 def build(container: Container, *, image: str, pod: Pod) -> Built:
     """The container with the job's changes merged in."""
+    if container.is_ours_alone:
+        pod = pod.model_copy(update={"env": (), "env_from": (), "volume_mounts": ()})
     built: Built = {
         "name": container.name,
         "image": container.image or image,

@@ -1,11 +1,12 @@
-"""A generator pool: GeneratorPool, StatefulSet, headless Service, PodDisruptionBudget."""
+"""A pool: GeneratorPool, StatefulSet, headless Service, PodDisruptionBudget; and the pods of generators. Those of agents: `agents.py`."""
 
 from streamrl import API_VERSION, names
 from streamrl.spec.generators import GeneratorPool
-from streamrl_operator.planning.objects import containers, template
+from streamrl.spec.task import AgentPool
+from streamrl_operator.planning.objects import agents, containers, template
 from streamrl_operator.planning.objects.containers import Container
 from streamrl_operator.planning.objects.shared import Built, JobPlan, disruption_budget, service
-from streamrl_operator.planning.pods import ROLE_GENERATOR
+from streamrl_operator.planning.pods import ROLE_AGENTS, ROLE_GENERATOR
 from streamrl_operator.planning.replicas import bounds
 from streamrl_operator.planning.values import Object
 
@@ -15,13 +16,13 @@ _SHARE_AWAY = "10%"
 """Of a pool may be drained away at once; rounded up, so one of a small pool."""
 
 
-def generator_pool(plan: JobPlan, *, pool: GeneratorPool) -> Built:
+def generator_pool(plan: JobPlan, *, pool: GeneratorPool | AgentPool) -> Built:
     """The GeneratorPool without `replicas`, which has another field manager (`pool_replicas`)."""
     least, most = bounds(pool.scaling)
     spec = {
         "jobName": plan.name,
         "poolName": pool.name,
-        "role": ROLE_GENERATOR,
+        "role": _role(pool),
         "scaling": pool.scaling.key,
         "minReplicas": least,
         "maxReplicas": most,
@@ -35,8 +36,8 @@ def pool_replicas(pool: Object, *, replicas: int) -> Built:
     return {key: pool[key] for key in ("apiVersion", "kind")} | {"metadata": metadata, "spec": {"replicas": replicas}}
 
 
-def stateful_set(plan: JobPlan, *, pool: GeneratorPool) -> Built:
-    """The generators' StatefulSet."""
+def stateful_set(plan: JobPlan, *, pool: GeneratorPool | AgentPool) -> Built:
+    """The pool's StatefulSet."""
     replicas = plan.wanted.generators.get(pool.name, 0)
     name = names.pool(plan.name, pool.name)
     on_delete = pool.pod.max_unavailable is not None
@@ -45,25 +46,33 @@ def stateful_set(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     )
 
 
-def headless_service(plan: JobPlan, *, pool: GeneratorPool) -> Built:
+def headless_service(plan: JobPlan, *, pool: GeneratorPool | AgentPool) -> Built:
     """Names of the pool's pods, for those who read their signals."""
     name, ports = names.pool(plan.name, pool.name), {names.PORT_NAME_SIGNALS: names.PORT_SIGNALS}
-    return service(plan, name, role=ROLE_GENERATOR, pool=pool.name, ports=ports, clusterIP="None")
+    return service(plan, name, role=_role(pool), pool=pool.name, ports=ports, clusterIP="None")
 
 
-def budget(plan: JobPlan, *, pool: GeneratorPool) -> Built:
-    """Drains take a share of the pool at a time; a generator that does not work yet keeps no drain waiting."""
+def budget(plan: JobPlan, *, pool: GeneratorPool | AgentPool) -> Built:
+    """Drains take a share of the pool at a time; a pod that does not work yet keeps no drain waiting."""
     return disruption_budget(
         plan,
         names.pool(plan.name, pool.name),
-        role=ROLE_GENERATOR,
+        role=_role(pool),
         pool=pool.name,
         maxUnavailable=_SHARE_AWAY,
         unhealthyPodEvictionPolicy="AlwaysAllow",
     )
 
 
-def _template(plan: JobPlan, *, pool: GeneratorPool) -> template.Template:
+def _role(pool: GeneratorPool | AgentPool) -> str:
+    return ROLE_AGENTS if isinstance(pool, AgentPool) else ROLE_GENERATOR
+
+
+def _template(plan: JobPlan, *, pool: GeneratorPool | AgentPool) -> template.Template:
+    return agents.pod_template(plan, pool=pool) if isinstance(pool, AgentPool) else _of_generators(plan, pool=pool)
+
+
+def _of_generators(plan: JobPlan, *, pool: GeneratorPool) -> template.Template:
     return template.Template(
         role=ROLE_GENERATOR,
         pool=pool.name,

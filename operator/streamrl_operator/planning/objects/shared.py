@@ -16,6 +16,7 @@ from streamrl.clusters import Exposure
 from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.storage import Claim
+from streamrl.spec.task import AgentPool
 from streamrl.status import Images
 from streamrl_operator.planning.objects.job_file import canonical, job_json
 from streamrl_operator.planning.pods import ROLE_GENERATOR, ROLE_TRAINER, ROLE_TRAINER_WORKER
@@ -78,10 +79,14 @@ class JobPlan:
         given = None if self.place else self.job.spec.service_account.name  # no account there is the job's to name
         return given or names.service_account(self.name)
 
-    def pools(self) -> list[GeneratorPool]:
+    def pools(self) -> list[GeneratorPool | AgentPool]:
         """Whose pods are in the cluster that is planned for."""
         cluster = self.place.cluster if self.place else None
-        return [pool for pool in self.job.spec.generators if pool.cluster_name == cluster]
+        return [pool for pool in self.job.spec.pools if pool.cluster_name == cluster]
+
+    def generators(self) -> list[GeneratorPool]:
+        """Those of generators."""
+        return [pool for pool in self.pools() if isinstance(pool, GeneratorPool)]
 
     def labels(self, *, pool: str | None = None) -> dict[str, str]:
         """Labels of an object of the job."""
@@ -182,7 +187,7 @@ def policies(plan: JobPlan) -> list[Built]:
     if not plan.settings.isolates_jobs:
         return []
     own = [] if plan.place else trainer_policies(plan)
-    return [*own, *(generators_policy(plan, pool=pool) for pool in plan.pools())]
+    return [*own, *(generators_policy(plan, pool=pool) for pool in plan.generators())]
 
 
 def trainer_policies(plan: JobPlan) -> list[Built]:
@@ -193,19 +198,19 @@ def trainer_policies(plan: JobPlan) -> list[Built]:
     pods_of_job: Built = {"podSelector": {"matchLabels": {names.LABEL_JOB: plan.name}}}
     from_afar = any(pool.pod.host_network or pool.cluster_name for pool in plan.job.spec.generators)
     ingress: list[Built] = [
-        {**({} if from_afar else {"from": [pods_of_job]}), "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)]},
-        {"ports": [_tcp(names.PORT_SIGNALS), _rank_signals(plan)]},
+        {**({} if from_afar else {"from": [pods_of_job]}), "ports": [tcp(names.PORT_GRPC), tcp(names.PORT_WEIGHTS)]},
+        {"ports": [tcp(names.PORT_SIGNALS), _rank_signals(plan)]},
     ]
     first = names.trainer(plan.name)
     if plan.job.spec.trainer.nodes == 1:
-        return [_policy(plan, first, role=ROLE_TRAINER, ingress=ingress)]
+        return [policy(plan, first, role=ROLE_TRAINER, ingress=ingress)]
     roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [ROLE_TRAINER, ROLE_TRAINER_WORKER]}
     ranks = {"podSelector": {**pods_of_job["podSelector"], "matchExpressions": [roles]}}
     from_ranks: Built = {"from": [ranks]}  # on any port: collectives choose theirs as they start
     further = [{"ports": [_rank_signals(plan)]}, from_ranks]
     return [
-        _policy(plan, first, role=ROLE_TRAINER, ingress=[*ingress, from_ranks]),
-        _policy(plan, names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER, ingress=further),
+        policy(plan, first, role=ROLE_TRAINER, ingress=[*ingress, from_ranks]),
+        policy(plan, names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER, ingress=further),
     ]
 
 
@@ -213,7 +218,7 @@ def _rank_signals(plan: JobPlan) -> Built:
     """Of all ranks of a node."""
     several = plan.job.spec.trainer.processes_per_node - 1
     end = {"endPort": names.PORT_TRAINER_SIGNALS + several} if several else {}
-    return {**_tcp(names.PORT_TRAINER_SIGNALS), **end}
+    return {**tcp(names.PORT_TRAINER_SIGNALS), **end}
 
 
 def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
@@ -223,22 +228,22 @@ def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     trainer: Built = {"to": [{"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}]}
     home = {
         **({} if plan.job.spec.trainer.pod.host_network else trainer),
-        "ports": [_tcp(names.PORT_GRPC), _tcp(names.PORT_WEIGHTS)],
+        "ports": [tcp(names.PORT_GRPC), tcp(names.PORT_WEIGHTS)],
     }
     egress: list[Built] = [
         *([home] if plan.place is None else _out_of_member(plan.place.exposed)),
-        {**({} if on_nodes else {"to": [generators]}), "ports": [_tcp(names.PORT_WEIGHTS)]},
-        {"ports": [{"port": _PORT_DNS, "protocol": "UDP"}, _tcp(_PORT_DNS)]},
+        {**({} if on_nodes else {"to": [generators]}), "ports": [tcp(names.PORT_WEIGHTS)]},
+        dns(),
     ]
     tracing = plan.job.spec.tracing
     if tracing is not None and tracing.share_percent and pool.engine.key == "vllm":
-        egress.append({"ports": [_tcp(tracing.port)]})  # a policy knows addresses, the endpoint is a name
+        egress.append({"ports": [tcp(tracing.port)]})  # a policy knows addresses, the endpoint is a name
     ingress = [
-        {"ports": [_tcp(names.PORT_SIGNALS)]},
-        {**({} if on_nodes else {"from": [generators]}), "ports": [_tcp(names.PORT_WEIGHTS)]},
+        {"ports": [tcp(names.PORT_SIGNALS)]},
+        {**({} if on_nodes else {"from": [generators]}), "ports": [tcp(names.PORT_WEIGHTS)]},
     ]
     name = names.pool(plan.name, pool.name)
-    return _policy(plan, name, role=ROLE_GENERATOR, pool=pool.name, ingress=ingress, egress=egress)
+    return policy(plan, name, role=ROLE_GENERATOR, pool=pool.name, ingress=ingress, egress=egress)
 
 
 def _out_of_member(exposed: ExposedAddresses) -> list[Built]:
@@ -246,7 +251,7 @@ def _out_of_member(exposed: ExposedAddresses) -> list[Built]:
     ways: list[Built] = []
     for address in dict.fromkeys((exposed.scheduler, exposed.weights)):
         host, _, port = address.rpartition(":")
-        way: Built = {"ports": [_tcp(int(port))]}
+        way: Built = {"ports": [tcp(int(port))]}
         with contextlib.suppress(ValueError):
             found = ipaddress.ip_address(host.strip("[]"))
             way = {"to": [{"ipBlock": {"cidr": f"{found}/{found.max_prefixlen}"}}], **way}
@@ -254,14 +259,20 @@ def _out_of_member(exposed: ExposedAddresses) -> list[Built]:
     return ways
 
 
-def _policy(plan: JobPlan, name: str, *, role: str, pool: str | None = None, **rules: list[Built]) -> Built:
+def policy(plan: JobPlan, name: str, *, role: str, pool: str | None = None, **rules: list[Built]) -> Built:
     """`rules`: by direction."""
     pods = {"matchLabels": plan.selector(role=role, pool=pool)}
     spec = {"podSelector": pods, "policyTypes": [key.capitalize() for key in rules], **rules}
     return plan.object("networking.k8s.io/v1", "NetworkPolicy", name, pool=pool, spec=spec)
 
 
-def _tcp(port: int) -> Built:
+def dns() -> Built:
+    """To look names up, wherever that is."""
+    return {"ports": [{"port": _PORT_DNS, "protocol": "UDP"}, tcp(_PORT_DNS)]}
+
+
+def tcp(port: int) -> Built:
+    """A port of a policy."""
     return {"port": port, "protocol": "TCP"}
 
 

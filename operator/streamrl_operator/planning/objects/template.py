@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from streamrl import API_GROUP, names
+from streamrl.spec.containers import Resources
 from streamrl.spec.pod import Pod
 from streamrl_operator.planning.objects.containers import Container, as_given, build, extra
 from streamrl_operator.planning.objects.job_file import canonical
@@ -24,7 +25,12 @@ VOLUME_JOB, VOLUME_TLS, VOLUME_RUN, VOLUME_TMP, VOLUME_SHM, VOLUME_CACHE = (
 DIR_TMP = "/tmp"  # noqa: S108 - the pod's own
 DIR_SHM = "/dev/shm"  # noqa: S108 - a mount of the pod's own
 
-_DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+DEFAULT_CONTAINER = "kubectl.kubernetes.io/default-container"
+"""Annotation of a pod: the container that people are shown."""
+SMALL = Resources(requests={"cpu": "100m", "memory": "512Mi"})
+"""Requests of a container beside the one that computes; without limits, since data sets and warm-ups differ."""
+_SKIP_CONTAINERS = {"eks.amazonaws.com/skip-containers": ",", "azure.workload.identity/skip-containers": ";"}
+"""Annotation of a pod that names containers which a cloud's webhook gives no token of the account -> what stands between two names."""
 _OWNER_AND_GROUP_READ = 0o440
 _REVISIONS_KEPT = 2
 
@@ -113,6 +119,11 @@ def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str],
     return {key: value for key, value in spec.items() if value not in (None, [], {})}  # False says something
 
 
+def skipped_by_webhooks(container: str, *, given: Mapping[str, str]) -> dict[str, str]:
+    """Annotations: a container with the user's code, beside those that the job names in `given`."""
+    return {key: between.join(filter(None, (given.get(key), container))) for key, between in _SKIP_CONTAINERS.items()}
+
+
 def secret(name: str) -> Built:
     """A Secret as a volume, readable for our group alone."""
     return {"secret": {"secretName": name, "defaultMode": _OWNER_AND_GROUP_READ}}
@@ -143,7 +154,7 @@ def shared_memory() -> Built:
 
 
 def _metadata(template: Template, *, labels: Mapping[str, str], placement: PodPlacement) -> Built:
-    ours = {_DEFAULT_CONTAINER: template.main.name, **template.annotations}
+    ours = {DEFAULT_CONTAINER: template.main.name, **template.annotations}
     return {
         "labels": {**_theirs(template.pod.labels), **placement.labels, **labels},
         "annotations": {**_theirs(template.pod.annotations), **placement.annotations, **ours},

@@ -22,14 +22,9 @@ _VOLUME_TLS_SCHEDULER, _VOLUME_TLS_TRAINER = "streamrl-tls-scheduler", "streamrl
 
 _READ_ONLY = (template.VOLUME_JOB, _VOLUME_CODE, _VOLUME_TLS_SCHEDULER, _VOLUME_TLS_TRAINER)
 
-_SKIP_CONTAINERS = {"eks.amazonaws.com/skip-containers": ",", "azure.workload.identity/skip-containers": ";"}
-"""Annotation of a pod that names containers which a cloud's webhook gives no token of the account -> what stands between two names."""
 _GRACE_S = 120
 """For a last checkpoint after the end of the step."""
-_SMALL = Resources(requests={"cpu": "100m", "memory": "512Mi"})
-"""Requests beside the trainer's own; without limits, since data sets and warm-ups differ."""
-
-_WITH_RANKER = Resources(requests={**_SMALL.requests, "memory": "2Gi"})
+_WITH_RANKER = Resources(requests={**template.SMALL.requests, "memory": "2Gi"})
 """About 1 GiB for torch and transformers, and 16 bytes for each parameter of a model that is tuned: 60 million of them."""
 
 
@@ -102,13 +97,10 @@ def _template(plan: JobPlan) -> template.Template:
 
 def _skipped_by_webhooks(plan: JobPlan) -> dict[str, str]:
     """The container with the user's code, beside those that the job names; nothing where it reads the data set from an object store itself."""
-    jsonl, given = plan.job.spec.task.dataset.jsonl, plan.job.spec.trainer.pod.annotations
+    jsonl = plan.job.spec.task.dataset.jsonl
     if jsonl is not None and is_url(jsonl.path):
         return {}
-    return {
-        key: between.join(filter(None, (given.get(key), names.CONTAINER_TASKS)))
-        for key, between in _SKIP_CONTAINERS.items()
-    }
+    return template.skipped_by_webhooks(names.CONTAINER_TASKS, given=plan.job.spec.trainer.pod.annotations)
 
 
 def _is_hosted(plan: JobPlan) -> bool:
@@ -202,7 +194,7 @@ def _prepare(plan: JobPlan) -> Container:
         mounts=_mounts(plan),
         sub_paths=_own_tmp(plan),
         read_only=_READ_ONLY,
-        resources=plan.job.spec.trainer.pod.prepare_resources or _SMALL,
+        resources=plan.job.spec.trainer.pod.prepare_resources or template.SMALL,
     )
 
 
@@ -224,7 +216,7 @@ def _tasks(plan: JobPlan) -> Container:
         },
         sub_paths=parts | _own_tmp(plan),
         read_only=(*_READ_ONLY, f"{names.DIR_STORE_VOLUME}/{store}/models"),
-        resources=pod.tasks_resources or _SMALL,
+        resources=pod.tasks_resources or template.SMALL,
         image=pod.tasks_image,
         sidecar=True,
     )
@@ -253,7 +245,7 @@ def _scheduler_resources(plan: JobPlan) -> Resources:
     """A ranker that needs torch runs in a process beside the scheduler, in its container."""
     ranker = plan.job.spec.scheduling.ranker
     if ranker is None or ranker.language_model is None:
-        return _SMALL
+        return template.SMALL
     return _WITH_RANKER
 
 

@@ -17,6 +17,7 @@ from streamrl_operator.planning.values import stamp
 from support.observed_jobs import (
     JOB,
     NOW,
+    agents,
     container,
     generator,
     generator_whose,
@@ -25,7 +26,7 @@ from support.observed_jobs import (
     trainer_worker,
 )
 
-DESIRED = {f"{JOB}-trainer": 1, f"{JOB}-trainer-workers": 2, f"{JOB}-sim": 2}
+DESIRED = {f"{JOB}-trainer": 1, f"{JOB}-trainer-workers": 2, f"{JOB}-sim": 2, f"{JOB}-agents": 1}
 
 
 def policy(*rules: dict[str, Any], most: int = 5) -> FailurePolicy:
@@ -70,6 +71,9 @@ CRASH = {"restarts": 1, "last": 1}
         (generator(phase="Failed", reason="Evicted"), "Evicted", "Generator", REPLACE),
         (generator(phase="Failed", reason="OutOfcpu"), "Error", "Generator", RESTART),
         (generator(leaving=True), "Deleted", "Generator", REPLACE),
+        (agents(containers=[container("agent-link", **CRASH)]), "Error", "Agents", RESTART),
+        (agents(containers=[container("agent-link", code=2)]), "Error", "Agents", FAIL),
+        (agents(leaving=True), "Deleted", "Agents", REPLACE),
         (trainer_worker(containers=[container("trainer", **CRASH)]), "Error", "Trainer", RESTART),
         (trainer_worker(init=[container("prepare", code=2)]), "Error", "Trainer", FAIL),
         (trainer_worker(disruption="EvictionByEvictionAPI", leaving=True), "Deleted", "Trainer", REPLACE),
@@ -87,6 +91,7 @@ def test_reason_role_and_default_action(pod: dict, reason: str, role: str, actio
         trainer(init=[container("prepare", code=0, reason="Completed")]),
         trainer(init=[container("scheduler", restarts=1, last=0, reason="Completed")]),
         generator_whose(code=0, reason="Completed"),
+        agents(init=[container("agents", restarts=3, last=137, reason="OOMKilled")]),
         generator_whose(waiting="ContainerCreating"),
         trainer_whose(restarts=1, last=76),
         trainer_worker(containers=[container("trainer", restarts=1, last=76)]),

@@ -18,7 +18,7 @@ from streamrl_operator.planning import pods
 from streamrl_operator.planning.objects import pool_replicas
 from streamrl_operator.planning.values import DesiredRun
 from support.jobs import simulated_job
-from support.planned import NAMESPACE, SETTINGS, UID, find, full_document, full_job, planned
+from support.planned import NAMESPACE, SETTINGS, UID, agents_document, find, full_document, full_job, planned
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 UPDATE = "STREAMRL_UPDATE_SNAPSHOTS"
@@ -45,10 +45,14 @@ def differing(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> set[
     return {key for key in both[0] | both[1] if both[0].get(key) != both[1].get(key)}
 
 
-@pytest.mark.parametrize("name", ["full", "simulated"])
-def test_objects_are_those_of_the_snapshot(name: str) -> None:
-    job = full_job() if name == "full" else parse_job(simulated_job())
-    path, objects = SNAPSHOTS / f"{name}.yaml", planned(job)
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [("full", full_document()), ("simulated", simulated_job()), ("agents", agents_document())],
+)
+def test_objects_are_those_of_the_snapshot(name: str, job: dict[str, Any]) -> None:
+    path, objects = SNAPSHOTS / f"{name}.yaml", planned(parse_job(job))
+    if name == "agents":
+        objects = [each for each in objects if names.pool("full", names.AGENTS) == each["metadata"]["name"]]
     if os.environ.get(UPDATE) == "1":
         yaml = YAML()
         yaml.width = 10_000

@@ -124,7 +124,7 @@ def test_auto_grows_when_the_queue_and_the_pace_ask_for_it() -> None:
     assert seen_desired[-2:] == [2, 3]
     assert reported.requested == 3
     assert reason is not None
-    assert reason.startswith("pool sim: 2 -> 3 generators: T_gen ")
+    assert reason.startswith("pool sim: 2 -> 3 replicas: T_gen ")
     assert reported.status.scaling_history[-1].reason in reason
 
 
@@ -192,7 +192,7 @@ def test_history_tells_of_each_change_once_and_of_its_beginning() -> None:
     found = taken(5, "external") | {"status": job_status.plain_status(first.status)}
     second = plan(look(EXTERNAL, found))
     (event,) = second.events
-    assert (event.reason, event.message) == ("Scaled", "pool sim: 3 -> 5 generators: set to 5 through /scale")
+    assert (event.reason, event.message) == ("Scaled", "pool sim: 3 -> 5 replicas: set to 5 through /scale")
     assert second.status.reason == "set to 5 through /scale"
     found["status"] = job_status.plain_status(second.status)
     third = plan(look(EXTERNAL, found))

@@ -1,4 +1,4 @@
-"""Connections of generators and of the trainer: who is connected, what waits for a peer, the course of a connection.
+"""Connections of generators, agent hosts and the trainer: who is connected, what waits for a peer, the course of a connection.
 
 Owns the mapping from names to links, the bounded queue of commands to one peer, and a connection's greeting, two loops
 and one end. Does not own what events mean (`service.py`), nor decisions: the core has its own view of who is alive, fed
@@ -17,13 +17,14 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
 from streamrl.keys import ENV_PROCESS
+from streamrl.names import AGENTS
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.process.shutdown import first_of
 from streamrl_workers.scheduler.effects import DeliverGroup
@@ -149,6 +150,7 @@ class PeerLink:
 class GeneratorEntry:
     """One connected generator."""
 
+    command: ClassVar = pb.GeneratorCommand
     link: PeerLink
     hello: pb.GeneratorHello
     version_step: int | None
@@ -177,6 +179,7 @@ TRAINER = "the trainer"
 class TrainerEntry:
     """The connected trainer."""
 
+    command: ClassVar = pb.TrainerCommand
     link: PeerLink
     hello: pb.TrainerHello
     beats: BeatWindow
@@ -188,11 +191,32 @@ class TrainerEntry:
     """It is of none."""
 
 
-Entry = GeneratorEntry | TrainerEntry
+@dataclass(slots=True, kw_only=True)
+class AgentHostEntry:
+    """The connected link of an agent host."""
+
+    command: ClassVar = pb.AgentsCommand
+    link: PeerLink
+    hello: pb.AgentsHello
+    refused: str = ""
+    """As a generator's."""
+
+    @property
+    def name(self) -> str:
+        """As no generator can be called."""
+        return f"agent host {self.hello.host_id}"
+
+    @property
+    def pool(self) -> str:
+        """Of all agent hosts."""
+        return AGENTS
+
+
+Entry = GeneratorEntry | TrainerEntry | AgentHostEntry
 
 
 class Connections:
-    """Links by name. One link per generator, one trainer: a new connection replaces the old one."""
+    """Links by name. One link per generator or agent host, one trainer: a new connection replaces the old one."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
@@ -290,8 +314,7 @@ class Connections:
         """Tell one peer to end."""
         self._trainer_told |= entry.name == TRAINER
         stop = pb.Stop(reason=self._stop or "")
-        is_trainer = isinstance(entry, TrainerEntry)
-        entry.link.send(pb.TrainerCommand(stop=stop) if is_trainer else pb.GeneratorCommand(stop=stop))
+        entry.link.send(entry.command(stop=stop))
         entry.link.end()
 
     @property
@@ -300,7 +323,7 @@ class Connections:
         return self._stop is not None
 
     async def wait_until_told(self, *, timeout_s: float) -> bool:
-        """Wait until the trainer and all connected generators have been told and are gone; False if time ran out."""
+        """Wait until the trainer and all others that are connected have been told and are gone; False if time ran out."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self._entries or not self._trainer_told:

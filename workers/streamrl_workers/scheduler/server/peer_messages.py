@@ -18,6 +18,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import DeliverGroup
 from streamrl_workers.stream.messages import MESSAGE_BYTES, PROMPT_BYTES, Joiner, ProtocolError
 from streamrl_workers.stream.packing import BATCH_BYTES, batches
+from streamrl_workers.tasks.protocol import MAX_ROW_BYTES
 
 Frames = AsyncIterator[bytes]
 """Serialized, as a server reads them."""
@@ -32,7 +33,7 @@ _TEXT_BYTES = 64 * 2**10
 """An error, an address, a path."""
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 """Process names, instances, pools: they stand in logs, metrics and pages."""
-_NAMES = frozenset({"generator_id", "trainer_id", "instance", "pool"})
+_NAMES = frozenset({"generator_id", "trainer_id", "host_id", "instance", "pool"})
 _FREE_NUMBERS = frozenset({"metrics"})
 """What an optimiser gives may be infinite."""
 _HASHES = frozenset({"hash", "engine_hash", "version_hash"})
@@ -80,6 +81,17 @@ class Door:
         async for event in Joiner(pb.TrainerEvent, limit_bytes=self.trainer_limit_bytes).messages(frames):
             if event is not None:
                 check_trainer(event)
+                yield event
+
+    async def agents_events(self, frames: Frames) -> AsyncIterator[pb.AgentsEvent]:
+        """What the link of an agent host says. Raises as `generator_events`."""
+        joiner = Joiner(pb.AgentsEvent, limit_bytes=HELLO_BYTES)
+        async for event in joiner.messages(frames):
+            if event is not None:
+                _check(event)
+                if event.HasField("hello"):
+                    _require(event.hello.host_id and event.hello.instance, "a hello must name its host_id and instance")
+                joiner.limit_bytes = MAX_ROW_BYTES + HELLO_BYTES
                 yield event
 
     @property

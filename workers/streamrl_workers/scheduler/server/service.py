@@ -1,4 +1,4 @@
-"""The scheduler's ports and its gRPC service: one stream for each generator, one for the trainer, the model's files.
+"""The scheduler's ports and its gRPC service: a stream for each generator and agent host, one for the trainer, the model's files.
 
 Owns binding, publishing and closing the two ports, and what each event of a peer does: it goes through the executor to
 the core, on the event loop's thread. Decides nothing. The course of a connection is in `connections.py`.
@@ -13,6 +13,7 @@ a peer that breaks the protocol loses its connection and nobody else is touched.
 
 import asyncio
 import logging
+import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ from streamrl_workers.process.shutdown import on_terminate
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.speeds import Reading
 from streamrl_workers.scheduler.journal.writer import JournalWriter
+from streamrl_workers.scheduler.server.agents import AgentHostHandler
 from streamrl_workers.scheduler.server.connections import (
     Connections,
     CountedFrames,
@@ -53,6 +55,7 @@ from streamrl_workers.stream.channel import bind, make_server
 from streamrl_workers.stream.model_files import ModelFilesError, model_files, pieces
 from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.stream.services import SCHEDULER
+from streamrl_workers.tasks.agent_hosts import AgentHosts
 
 _STOP_GRACE_S = 0.5
 _T = TypeVar("_T")
@@ -127,7 +130,7 @@ def _read(path: Path, directory: Path) -> list[pb.ModelFile]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerService:
-    """Generate, Train and GetModel. Frames come and leave as bytes: the door parses, links have serialized."""
+    """Generate, Train, Agents and GetModel. Frames come and leave as bytes: the door parses, links have serialized."""
 
     core: Core
     executor: Executor
@@ -139,6 +142,10 @@ class SchedulerService:
     """The model's directory, once it is known."""
     lease_s: float
     clock_s: Callable[[], float]
+    agent_hosts: AgentHosts | None = None
+    """None: the job has no pool of agents."""
+    life: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Of this scheduler."""
 
     def beats(self) -> BeatWindow:
         """Of a new connection."""
@@ -149,6 +156,7 @@ class SchedulerService:
         handlers = {
             "Generate": grpc.stream_stream_rpc_method_handler(self.generate),
             "Train": grpc.stream_stream_rpc_method_handler(self.train),
+            "Agents": grpc.stream_stream_rpc_method_handler(self.agents),
             "GetModel": grpc.unary_stream_rpc_method_handler(
                 self.get_model, pb.ModelRequest.FromString, pb.ModelFile.SerializeToString
             ),
@@ -162,6 +170,12 @@ class SchedulerService:
     async def train(self, frames: Frames, context: Context) -> None:
         """The trainer's connection."""
         await self._serve(_Trainer, frames, self.door.trainer_events, context, kind="trainer")
+
+    async def agents(self, frames: Frames, context: Context) -> None:
+        """The connection of an agent host's link."""
+        if self.agent_hosts is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the job has no task.agent.pool")
+        await self._serve(_agent_host, frames, self.door.agents_events, context, kind="agent host")
 
     async def get_model(self, _request: pb.ModelRequest, context: Context) -> AsyncIterator[pb.ModelFile]:
         """The model's files, read when somebody asks: that is rare, and they are small."""
@@ -302,6 +316,11 @@ class _Trainer(PeerHandler):
     def _on_heartbeat(self, heartbeat: pb.TrainerHeartbeat) -> None:
         self.entry.heartbeat = heartbeat
         self.entry.beats.add(Beat(wall_s=heartbeat.wall_seconds, parts=dict(heartbeat.bubble_seconds)))
+
+
+def _agent_host(service: SchedulerService, hello: pb.AgentsHello) -> AgentHostHandler:
+    assert service.agent_hosts is not None, "its connection is let in where there is a pool"
+    return AgentHostHandler(service.connections, service.agent_hosts, hello=hello, life=service.life)
 
 
 def _reading(heartbeat: pb.Heartbeat) -> Reading:

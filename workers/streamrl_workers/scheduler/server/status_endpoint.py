@@ -30,6 +30,7 @@ from streamrl_workers.scheduler.server.prediction_status import dispatch_status,
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
 from streamrl_workers.scheduler.server.rates import BeatWindow, StepClock, mean_shares, tokens_per_s
 from streamrl_workers.scheduler.server.tracker_clients import TrackerClients
+from streamrl_workers.tasks.agent_hosts import AgentHosts
 
 STEPS_FILE = "steps.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
@@ -67,6 +68,8 @@ class StatusEndpoint:
         self.reward_took = self._metrics.reward_took
         self.ranker: Callable[[], RankerStatus] = RankerStatus
         """What the ranker's process has done."""
+        self.agent_hosts: AgentHosts | None = None
+        """None: the job has no pool of agents."""
         self.trackers: TrackerClients | None = None
         self.spans: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Spans of traces that were sent, and that are lost."""
@@ -167,6 +170,7 @@ class StatusEndpoint:
             "dispatch": dispatch_status(view.order, view.speeds),
             "announced_step": view.announced_step,
             "clusters": {name: asdict(turn) for name, turn in view.cluster_turns.items()},
+            "agents": None if self.agent_hosts is None else dict(self.agent_hosts.numbers),
             "evaluating_step": view.evaluating_step,
             "checkpoint": _checkpoint(view),
             "checkpoint_step": None if view.checkpoint is None else view.checkpoint[0],
