@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler.evaluation import GROUP_BASE
 
 
 @dataclass
@@ -65,3 +66,7 @@ def group_command(effect: fx.DeliverGroup, samples: Sequence[bytes]) -> pb.Train
     trajectories = [pb.Sample.FromString(data) for data in samples]
     group = pb.Group(group_id=effect.group_id, step=effect.step, samples=trajectories, size_bytes=effect.size_bytes)
     return pb.TrainerCommand(group=group)
+
+
+def is_evaluation(request: pb.SampleRequest) -> bool:
+    return request.group_id >= GROUP_BASE

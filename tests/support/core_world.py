@@ -13,11 +13,11 @@ from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.speeds import Curves
-from streamrl_workers.scheduler.evaluation import GROUP_BASE, group_number
+from streamrl_workers.scheduler.evaluation import group_number
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Score, ScoreSample, TurnAnswer
-from support.core_peers import SimGenerator, SimTrainer, group_command, hello_of
+from support.core_peers import SimGenerator, SimTrainer, group_command, hello_of, is_evaluation
 from support.replayed import replay
 from support.turns import CONTEXT_CHAR, check_trajectory, next_token
 
@@ -501,7 +501,3 @@ class World:
                     self.do(self.core.generator_alive(generator.name, now_s=self.now_s))
                 self.do(self.core.tick(self.now_s))
         raise AssertionError(f"the run does not end: {self.core.view()}")
-
-
-def is_evaluation(request: pb.SampleRequest) -> bool:
-    return request.group_id >= GROUP_BASE

@@ -12,7 +12,8 @@ from streamrl_workers.scheduler.records import Recovered
 from streamrl_workers.stream.packing import pack_int32
 from streamrl_workers.tasks.values import Score
 from support.core_events import Always, commands, end_samples, issued, joined, read_inbox, token, world
-from support.core_world import World, is_evaluation, settings
+from support.core_peers import is_evaluation
+from support.core_world import World, settings
 from support.replayed import replay
 
 
