@@ -372,8 +372,10 @@ class World:
         ids = tuple(sorted(group.group_id for group in groups))
         recorded = [tuple(sorted(r.group_ids)) for r in self.durable if isinstance(r, rec.StepTaken) and r.step == step]
         assert all(ids == before for before in recorded), "a step was repeated with other groups"
-        if self.job.in_order:
-            self._check_order([group.group_id for group in groups])
+        numbers = [group.group_id for group in groups]
+        left = {group.group_id for group in self.core._components.groups if not group.recorded}
+        in_order = numbers == sorted(numbers) and all(number in numbers for number in left if number < numbers[-1])
+        assert in_order or not self.job.in_order, "what is behind none of them is in a step or dropped"
         others = {g for s, taken in self.history.items() if s < step for g in taken}
         assert not others & set(ids), "a group is in two steps"
         self.history = {s: taken for s, taken in self.history.items() if s < step} | {step: ids}
@@ -385,12 +387,6 @@ class World:
             first = min(trajectory.spans[0].step for trajectory in group.samples)
             assert step - first <= self.job.staleness
             self.staleness_seen.add(step - first)
-
-    def _check_order(self, numbers: list[int]) -> None:
-        """The step has the lowest numbers that are left, rising: what is behind none of them is in a step or dropped."""
-        assert numbers == sorted(numbers)
-        left = {group.group_id for group in self.core._components.groups if not group.recorded}
-        assert all(number in numbers for number in left if number < numbers[-1])
 
     def write_checkpoint(self) -> None:
         """Journal first, then the file, then the word to the scheduler."""

@@ -62,7 +62,7 @@ class Hosts:
         """Its oldest request."""
         number, fields = next(iter(self.sent[name].items()))
         del self.sent[name][number]
-        self.all.answered(name, number, ["next", 0.0, ends] if "completions" in fields else ["prompt"])
+        self.all.answered(name, number, ["next", 0.0, ends, False] if "completions" in fields else ["prompt"])
 
     def samples(self, name: str) -> list[int]:
         return [fields.get("sample_index", -1) for fields in self.sent[name].values()]

@@ -95,16 +95,19 @@ def feed(run: World, name: str, *, batch: int, step_s: float) -> None:
 def give(run: World, generator: SimGenerator, lease: int, *, tokens: int, finish: str = "") -> None:
     """So many tokens for one sample, in one message."""
     request = generator.active[lease]
-    first = next_token(request, version=generator.version, finish=finish)
+    each = [
+        next_token(request, version=generator.version, finish=finish if left == 0 else "")
+        for left in reversed(range(tokens))
+    ]
     attempt, step = generator.version
     item = pb.Progress(
         lease=lease,
-        tokens=first.tokens * tokens,
-        logprobs=first.logprobs * tokens,
+        tokens=b"".join(one.tokens for one in each),
+        logprobs=b"".join(one.logprobs for one in each),
         spans=[pb.VersionSpan(tokens=tokens, step=step, attempt=attempt)],
-        prompt_tokens=first.prompt_tokens,
+        prompt_tokens=each[0].prompt_tokens,
         finish_reason=finish,
-        text=first.text,
+        text=each[-1].text,
     )
     if finish:
         del generator.active[lease]
