@@ -382,8 +382,7 @@ class World:
         for group in groups:
             assert len(group.samples) == self.job.group_size
             for trajectory in group.samples:
-                check_trajectory(trajectory, max_turns=self.job.max_turns)
-                assert self.job.partial_rollouts or self.job.max_turns or len(trajectory.spans) == 1
+                check_trajectory(trajectory, max_turns=self.job.max_turns, partial=self.job.partial_rollouts)
             first = min(trajectory.spans[0].step for trajectory in group.samples)
             assert step - first <= self.job.staleness
             self.staleness_seen.add(step - first)

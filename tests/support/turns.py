@@ -1,6 +1,7 @@
 """Turns in the scheduler's small world (`core_world.py`): what generators make of a request, what a trajectory must be."""
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from zlib import crc32
 
 from streamrl.proto import stream_pb2 as pb
@@ -46,8 +47,9 @@ def next_token(request: pb.SampleRequest, *, version: tuple[int, int], finish: s
     )
 
 
-def check_trajectory(trajectory: pb.Sample, *, max_turns: int | None) -> None:
-    """Segments cover the tokens and tell turns, observations and contexts apart; each drawn token stands behind what its engine had."""
+def check_trajectory(trajectory: pb.Sample, *, max_turns: int | None, partial: bool = True) -> None:
+    """Segments cover the tokens and tell turns, observations and contexts apart; each drawn token stands behind what its engine had.
+    Unless rollouts may be `partial`, each turn is of one version."""
     tokens = unpack_int32(trajectory.tokens)
     assert len(tokens) == sum(span.tokens for span in trajectory.spans)
     assert bool(trajectory.segments) == (max_turns is not None)
@@ -55,12 +57,21 @@ def check_trajectory(trajectory: pb.Sample, *, max_turns: int | None) -> None:
     kinds = [segment.observation + segment.context for segment in segments for _ in range(segment.tokens)]
     assert [1 + kind for kind in kinds] == list(tokens)
     assert list(unpack_float32(trajectory.logprobs)) == list(_expected_logprobs(trajectory, segments))
+    assert partial or all(len(versions) <= 1 for versions in _versions(trajectory, segments))
     if max_turns is None:
         return
     turns = [segment for segment in trajectory.segments if not segment.observation]
     assert 1 <= len(turns) <= max_turns
     assert all(turn.HasField("reward") for turn in turns[:-1])
     assert turns[-1].HasField("reward") or trajectory.reward_error
+
+
+def _versions(trajectory: pb.Sample, segments: Iterable[pb.Segment]) -> Iterator[set[int]]:
+    """Of each turn."""
+    of_tokens = iter([span.step for span in trajectory.spans for _ in range(span.tokens)])
+    for segment in segments:
+        versions = set(islice(of_tokens, segment.tokens))
+        yield set() if segment.observation else versions
 
 
 def _expected_logprobs(trajectory: pb.Sample, segments: Iterable[pb.Segment]) -> Iterator[float]:

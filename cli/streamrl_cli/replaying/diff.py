@@ -94,10 +94,18 @@ _READINGS: dict[str, Callable[[pb.Sample], Sequence[object]]] = {
     "version": lambda sample: ["-".join(map(str, dict.fromkeys(span.step for span in sample.spans)))],
     "prompt token": lambda sample: unpack_int32(sample.prompt_tokens),
     "token": lambda sample: unpack_int32(sample.tokens),
+    "turn": lambda sample: [_turn(segment) for segment in sample.segments],
     "log-prob": lambda sample: unpack_float32(sample.logprobs),
     "reward": lambda sample: [sample.reward if sample.HasField("reward") else None],
 }
 """What is compared of a sample, causes first. Of which attempt a version is follows from deaths, and is left out."""
+
+
+def _turn(segment: pb.Segment) -> str:
+    """What stands behind what, and what a turn earned by itself."""
+    kind = "prompt of a context" if segment.context else "observation" if segment.observation else "turn"
+    earned = f", reward {segment.reward:g}" if segment.HasField("reward") else ""
+    return f"{kind} of {segment.tokens} tokens{earned}"
 
 
 def sample_differences(pairs: Iterator[tuple[pb.Sample, pb.Sample]]) -> Iterator[str]:

@@ -177,7 +177,9 @@ class StepLoop:
                     engine.add(portion)
                     if len(group_ids) >= self._batch_groups:
                         return group_ids, micro_steps
-                    worked = engine.advance(idle=not portion)
+                    worked = bool(group_ids) and engine.advance(
+                        idle=not portion
+                    )  # replayed groups wait for the step's first
                 if worked:
                     micro_steps.append(len(group_ids))
             if not worked and not groups:

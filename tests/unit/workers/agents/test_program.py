@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from streamrl_workers.agents.program import Program, Programs
-from streamrl_workers.process.landlock import SIGNALS_SINCE, interface_version
+from streamrl_workers.process.landlock import REFER_SINCE, SIGNALS_SINCE, interface_version
 
 SOON_S = 60.0
 AS_IN_A_CONTAINER = ["setpriv", "--bounding-set", "-perfmon,-sys_admin"] if os.geteuid() == 0 else []
@@ -22,6 +22,7 @@ for what, act in {
     "memory": lambda: open(f"/proc/{other}/mem", "rb").close(),
     "signal": lambda: os.kill(other, 0),
     "own environment": lambda: open("/proc/self/environ", "rb").read(),
+    "rename": lambda: [os.makedirs(name) for name in ("a/x", "b")] and os.rename("a/x", "b/x"),
     "own child": lambda: os.waitpid(os.spawnlp(os.P_NOWAIT, "true", "true"), 0),
 }.items():
     try:
@@ -45,8 +46,14 @@ async def test_a_program_does_not_look_into_another(tmp_path: Path) -> None:
     finally:
         programs.close()
     version = interface_version()
-    own = ["own environment", "own child"]
-    left = [] if version >= SIGNALS_SINCE else ["signal"] if version >= 1 else ["environment", "memory", "signal"]
+    own = ["own environment", "rename", "own child"]
+    left = (
+        []
+        if version >= SIGNALS_SINCE
+        else ["signal"]
+        if version >= REFER_SINCE
+        else ["environment", "memory", "signal"]
+    )
     assert json.loads(looks.last_line) == left + own
 
 

@@ -249,11 +249,14 @@ class Sample:
             self._add_span(_span(span))
 
     def begin_anew(self) -> None:
-        """Forget the tokens that have arrived; with an environment they stay, since turns before may have ended."""
-        if self.turns is None:
-            self.tokens.clear()
-            self.logprobs.clear()
-            self.spans.clear()
+        """Forget the tokens that have arrived of the completion, or of the turn under way."""
+        kept = 0 if self.turns is None else self.turns.context_tokens
+        del self.tokens[4 * kept :], self.logprobs[4 * kept :]
+        spans, self.spans = self.spans, []
+        for count, step, attempt in spans:
+            if kept > 0:
+                self.spans.append((min(count, kept), step, attempt))
+            kept -= count
 
     def _add_read(self, item: pb.Progress, *, turns: Turns) -> None:
         """Nobody drew the environment's tokens: log-probs 0, under the version of the token behind them, with which they come."""
