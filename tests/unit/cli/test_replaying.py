@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,19 +28,27 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def engine() -> TorchEngine:
-    return tiny_engine(trainer_spec(microBatchTokens=64))
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "trajectoryBalance": {"algorithm": {"beta": 0.5, "replay": {"sharePercent": 50}}},
+    "ppo": {"correction": {"m2po": {}}},
+}
 
 
+def engine(rule: str = "grpo") -> TorchEngine:
+    return tiny_engine(trainer_spec(microBatchTokens=64, rule=rule, **ALGORITHMS[rule]))
+
+
+@pytest.mark.parametrize("rule", ALGORITHMS)
 @pytest.mark.parametrize("seed", range(4))
-async def test_versions_come_out_again_bit_for_bit(seed: int, tmp_path: Path) -> None:
-    hashes = await write_history(tmp_path / "run", engine(), seed=seed)
+async def test_versions_come_out_again_bit_for_bit(seed: int, rule: str, tmp_path: Path) -> None:
+    hashes = await write_history(tmp_path / "run", engine(rule), seed=seed)
     history = read_history(tmp_path / "run")
     assert [history.hash_of(version) for version in range(STEPS + 1)] == hashes
     assert any(step.micro_steps for step in history.steps)
-    assert list(retrain(engine(), history.steps)) == hashes
+    assert list(retrain(engine(rule), history.steps)) == hashes
     whole = [replace(step, micro_steps=()) for step in history.steps]
-    assert list(retrain(engine(), whole)) != hashes, "another cut of the same samples rounds otherwise"
+    assert list(retrain(engine(rule), whole)) != hashes, "another cut of the same samples rounds otherwise"
 
 
 async def test_some_steps_are_replayed_alone(tmp_path: Path) -> None:
