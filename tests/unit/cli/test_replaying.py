@@ -1,6 +1,7 @@
 """Steps of a run trained again from its samples, and the first step in which two runs part."""
 
 import argparse
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_cli.replaying import diff, replay
 from streamrl_cli.replaying.history import read_history
 from streamrl_cli.replaying.retrain import retrain
+from streamrl_cli.runner.folder import FILE_RUN
 from streamrl_workers.stream.packing import pack_float32, unpack_float32
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 from support.hostile import write_json
@@ -71,6 +73,27 @@ async def test_a_run_without_all_of_its_samples_is_refused(share_percent: int, r
 def test_no_step_is_nothing_to_replay(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--to-step: must be at least 1, got 0"):
         replay.run(argparse.Namespace(run=tmp_path, to_step=0))
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "code", "said"),
+    [(60.0, 1, "version 0 differs: "), (0.0, 2, "streamrl: the trainer made no version within 0 s; see ")],
+)
+def test_a_hash_that_differs_and_a_trainer_that_fails_have_codes_of_their_own(
+    patience_s: float,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay, "_VERSION_S", patience_s)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    asyncio.run(write_history(tmp_path / "run", engine()))  # of another model than the job's
+    write_json(tmp_path / "run" / FILE_RUN, {"base_dir": str(tmp_path)})
+    assert replay.run(argparse.Namespace(run=tmp_path / "run", to_step=None)) == code
+    told = capsys.readouterr()
+    assert (told.out + told.err).startswith(said)
 
 
 def _of(group_id: int, index: int, change: Change) -> Change:
