@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from streamrl.errors import UserError
+from streamrl.keys import FILE_ADOPTED
 from streamrl.proto import stream_pb2 as pb
 from streamrl_cli.replaying import diff, replay
 from streamrl_cli.replaying.history import read_history
 from streamrl_cli.replaying.retrain import retrain
 from streamrl_cli.runner.folder import FILE_RUN
+from streamrl_workers.stream.digests import seal
 from streamrl_workers.stream.packing import pack_float32, unpack_float32
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 from support.hostile import write_json
@@ -67,6 +69,14 @@ async def test_some_steps_are_replayed_alone(tmp_path: Path) -> None:
 async def test_a_run_without_all_of_its_samples_is_refused(share_percent: int, rule: str, tmp_path: Path) -> None:
     await write_history(tmp_path / "run", engine(), share_percent=share_percent)
     with pytest.raises(UserError, match=rule):
+        read_history(tmp_path / "run")
+
+
+async def test_a_run_that_began_from_anothers_checkpoint_is_refused_by_its_name(tmp_path: Path) -> None:
+    await write_history(tmp_path / "run", engine())
+    adopted = {"run": "first", "step": 7, "chain": "00", "path": "checkpoints/step-7"}
+    (tmp_path / "run" / FILE_ADOPTED).write_text(seal(adopted))
+    with pytest.raises(UserError, match="began with step 7 of run first, so it has no samples of the steps before"):
         read_history(tmp_path / "run")
 
 
