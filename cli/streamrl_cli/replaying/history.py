@@ -12,6 +12,8 @@ from pathlib import Path
 from streamrl.errors import UserError
 from streamrl.keys import FILE_JOB
 from streamrl.spec import RLJob, read_job
+from streamrl_workers.scheduler.journal.adoption import read_adopted
+from streamrl_workers.scheduler.journal.check import store_of
 from streamrl_workers.scheduler.journal.sample_store import StoredGroup, open_samples
 
 _FIX = "a run can be told again while all of its samples are there: storage.archive with sharePercent 100, and maxBytes for all of them"
@@ -50,8 +52,11 @@ def read_history(run_dir: Path, *, end: int | None = None) -> RunHistory:
     """The steps before `end`; None: all that are recorded. Also while the run goes on.
 
     Raises:
-        UserError: the folder is none of a run, or does not have all samples of these steps.
+        UserError: the folder is none of a run, or began with another's checkpoint, or does not have all samples of these steps.
     """
+    if adopted := read_adopted(store_of(run_dir)):
+        rule = f"began with step {adopted.step} of run {adopted.run}, so it has no samples of the steps before"
+        raise UserError(field=str(run_dir), rule=rule, fix="name a run that began with its own initial model")
     with open_samples(run_dir) as store:
         job = read_job(run_dir / FILE_JOB, beneath=run_dir)
         if not job.spec.storage.archive.share_percent:

@@ -2,14 +2,15 @@
 
 The initial model, the order of the groups and the micro-steps are the run's. Nothing is generated, and nothing of the run is changed.
 On a machine like the run's every hash is the same: then the samples in the archive are those that made the weights.
-Exit code 0: all are the same; 1: one differs, and the first that does is named; 2: the run cannot be replayed.
+Exit code 0: all are the same; 1: one differs, and the first that does is named; 2: the run cannot be replayed, whatever the cause.
 """
 
 import argparse
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 
 from streamrl import keys
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         except RunFailedError as failure:
             console.err(f"streamrl: {failure}")
             names_a_log = failure.exit_code != EXIT_USER_ERROR
-            return failure.exit_code
+            return EXIT_USER_ERROR  # also of a fault: 1 says that a hash differs
         finally:
             if not names_a_log:
                 shutil.rmtree(place)
@@ -62,14 +63,15 @@ async def _replay(history: RunHistory, *, source: RunFolder, place: Path, umask:
     simulated = source.job.spec.trainer.engine.simulated is not None
     model = "" if simulated else await prepare_model(folder, report=lambda _: None, say=console.err, umask=umask)
     compared = version = 0
-    async for found in _versions(history, folder=folder, model=model):
-        said = history.hash_of(version)
-        if said and said.hex() != found:
-            console.out(_difference(version, run=said.hex(), here=found))
-            return EXIT_FAULT
-        compared += bool(said)
-        console.out(f"version {version}  {found[:_SHOWN_CHARS]}  {'same' if said else 'not known of the run'}")
-        version += 1
+    async with aclosing(_versions(history, folder=folder, model=model)) as versions:  # the trainer ends with it
+        async for found in versions:
+            said = history.hash_of(version)
+            if said and said.hex() != found:
+                console.out(_difference(version, run=said.hex(), here=found))
+                return EXIT_FAULT
+            compared += bool(said)
+            console.out(f"version {version}  {found[:_SHOWN_CHARS]}  {'same' if said else 'not known of the run'}")
+            version += 1
     console.out(f"{len(history.steps)} steps replayed: {compared} of {version} versions compared, all are the same")
     return EXIT_DONE
 
@@ -80,7 +82,7 @@ def _difference(version: int, *, run: str, here: str) -> str:
     return f"version {version} differs: {hashes}; {cause}"
 
 
-async def _versions(history: RunHistory, *, folder: RunFolder, model: str) -> AsyncIterator[str]:
+async def _versions(history: RunHistory, *, folder: RunFolder, model: str) -> AsyncGenerator[str]:
     """Hash of each version, in hexadecimal. Raises `RunFailedError`: the trainer has failed, or takes too long."""
     log = folder.file(keys.DIR_LOGS, "trainer-0.log")
     arguments = (str(history.run_dir), str(len(history.steps)))

@@ -2,7 +2,7 @@
 
 Consumes the environment of a trainer's rank 0 (folder with the job, model, threads, cores) and the samples of RUN. Produces the hash of each
 version, in hexadecimal, a line each on standard output, from version 0 on. A user's mistake is one line on standard error and
-exit code 2. It ends at once when its parent is gone. Other ranks are the trainer's own (`python -m streamrl_workers.trainer`).
+exit code 2, a lost rank one and exit code 75. It ends at once when its parent is gone. Other ranks are the trainer's own (`python -m streamrl_workers.trainer`).
 """
 
 import os
@@ -10,14 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.proto import stream_pb2 as pb
 from streamrl_cli import console
 from streamrl_cli.replaying.history import HistoryStep, read_history
 from streamrl_workers.process.environment_variables import pin_to_cpus
 from streamrl_workers.process.shutdown import watch_parent
 from streamrl_workers.trainer.engines import create_engine
-from streamrl_workers.trainer.engines.engine import EngineSetup, TrainEngine
+from streamrl_workers.trainer.engines.engine import EngineSetup, RetryError, TrainEngine
 from streamrl_workers.trainer.engines.process_group import ProcessGroup
 from streamrl_workers.trainer.settings import read_settings
 from streamrl_workers.weights.store import WeightStore
@@ -49,6 +49,9 @@ def main(argv: Sequence[str]) -> int:
     except (UserError, UserErrors) as error:
         console.err(*error.lines)
         return EXIT_USER_ERROR
+    except RetryError as error:
+        console.err(str(error))
+        return EXIT_RETRY
     return EXIT_DONE
 
 

@@ -135,7 +135,8 @@ class Replay(SpecModel):
     )
     capacity: int = Field(default=100, ge=2, le=65_536, description="Samples kept of one prompt; the oldest leave.")
     max_bytes: ByteQuantity = Field(
-        default="256Mi", description="Main memory for all samples, and what each checkpoint grows by; the oldest leave."
+        default="256Mi",
+        description="Tokens and log-probs of all samples, in main memory and in each checkpoint; the oldest leave.",
     )
 
 

@@ -1,18 +1,23 @@
 """Steps of a run trained again from its samples, and the first step in which two runs part."""
 
 import argparse
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from streamrl.errors import UserError
+from streamrl.keys import FILE_ADOPTED
 from streamrl.proto import stream_pb2 as pb
 from streamrl_cli.replaying import diff, replay
 from streamrl_cli.replaying.history import read_history
 from streamrl_cli.replaying.retrain import retrain
+from streamrl_cli.runner.folder import FILE_RUN
+from streamrl_workers.stream.digests import seal
 from streamrl_workers.stream.packing import pack_float32, unpack_float32
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 from support.hostile import write_json
@@ -27,19 +32,27 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def engine() -> TorchEngine:
-    return tiny_engine(trainer_spec(microBatchTokens=64))
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "grpo": {},
+    "trajectoryBalance": {"algorithm": {"beta": 0.5, "replay": {"sharePercent": 50}}},
+    "ppo": {"correction": {"m2po": {}}},
+}
 
 
+def engine(rule: str = "grpo") -> TorchEngine:
+    return tiny_engine(trainer_spec(microBatchTokens=64, rule=rule, **ALGORITHMS[rule]))
+
+
+@pytest.mark.parametrize("rule", ALGORITHMS)
 @pytest.mark.parametrize("seed", range(4))
-async def test_versions_come_out_again_bit_for_bit(seed: int, tmp_path: Path) -> None:
-    hashes = await write_history(tmp_path / "run", engine(), seed=seed)
+async def test_versions_come_out_again_bit_for_bit(seed: int, rule: str, tmp_path: Path) -> None:
+    hashes = await write_history(tmp_path / "run", engine(rule), seed=seed)
     history = read_history(tmp_path / "run")
     assert [history.hash_of(version) for version in range(STEPS + 1)] == hashes
     assert any(step.micro_steps for step in history.steps)
-    assert list(retrain(engine(), history.steps)) == hashes
+    assert list(retrain(engine(rule), history.steps)) == hashes
     whole = [replace(step, micro_steps=()) for step in history.steps]
-    assert list(retrain(engine(), whole)) != hashes, "another cut of the same samples rounds otherwise"
+    assert list(retrain(engine(rule), whole)) != hashes, "another cut of the same samples rounds otherwise"
 
 
 async def test_some_steps_are_replayed_alone(tmp_path: Path) -> None:
@@ -59,9 +72,38 @@ async def test_a_run_without_all_of_its_samples_is_refused(share_percent: int, r
         read_history(tmp_path / "run")
 
 
+async def test_a_run_that_began_from_anothers_checkpoint_is_refused_by_its_name(tmp_path: Path) -> None:
+    await write_history(tmp_path / "run", engine())
+    adopted = {"run": "first", "step": 7, "chain": "00", "path": "checkpoints/step-7"}
+    (tmp_path / "run" / FILE_ADOPTED).write_text(seal(adopted))
+    with pytest.raises(UserError, match="began with step 7 of run first, so it has no samples of the steps before"):
+        read_history(tmp_path / "run")
+
+
 def test_no_step_is_nothing_to_replay(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--to-step: must be at least 1, got 0"):
         replay.run(argparse.Namespace(run=tmp_path, to_step=0))
+
+
+@pytest.mark.parametrize(
+    ("patience_s", "code", "said"),
+    [(60.0, 1, "version 0 differs: "), (0.0, 2, "streamrl: the trainer made no version within 0 s; see ")],
+)
+def test_a_hash_that_differs_and_a_trainer_that_fails_have_codes_of_their_own(
+    patience_s: float,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replay, "_VERSION_S", patience_s)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    asyncio.run(write_history(tmp_path / "run", engine()))  # of another model than the job's
+    write_json(tmp_path / "run" / FILE_RUN, {"base_dir": str(tmp_path)})
+    assert replay.run(argparse.Namespace(run=tmp_path / "run", to_step=None)) == code
+    told = capsys.readouterr()
+    assert (told.out + told.err).startswith(said)
 
 
 def _of(group_id: int, index: int, change: Change) -> Change:

@@ -89,6 +89,8 @@ class SchedulerSettings:
     def from_job(cls, spec: RLJobSpec) -> "SchedulerSettings":
         """Read the settings out of a validated specification."""
         pipeline, scheduling = spec.pipeline, spec.scheduling
+        in_order = pipeline.delivery == "Logical"
+        partial_rollouts = pipeline.partial_rollouts and not in_order
         look_ahead = min(max(2 * pipeline.batch_groups, MIN_LOOK_AHEAD), MAX_LOOK_AHEAD)
         return cls(
             batch_groups=pipeline.batch_groups,
@@ -107,14 +109,14 @@ class SchedulerSettings:
             rebalance=scheduling.rebalance,
             length_signals=scheduling.length_signals,
             prompt_look_ahead=look_ahead,
-            partial_rollouts=pipeline.partial_rollouts and pipeline.delivery != "Logical",
-            in_order=pipeline.delivery == "Logical",
+            partial_rollouts=partial_rollouts,
+            in_order=in_order,
             whole_batches=pipeline.mode in _WHOLE_BATCH_MODES,
             waits_are_phases=pipeline.mode in _PHASE_MODES,
             draws_per_step=_draws_per_step(spec.algorithm),
             archived_percent=spec.storage.archive.share_percent,
             max_turns=None if spec.task.turns is None else spec.task.turns.max_turns,
-            shares_uplink=spec.weights.has_uplink and pipeline.partial_rollouts,
+            shares_uplink=spec.weights.has_uplink and partial_rollouts,
             copies_url=spec.storage.checkpoints.url,
         )
 

@@ -8,7 +8,8 @@ These are in the journal once, and a sample enters the buffer with the step that
 Invariants:
 - Kept and drawn samples follow from seed, steps and groups, not from the order of arrival: who resumes draws the same.
 - A step draws from what the steps before it left. An unfinished step changes nothing.
-- Of one prompt there are at most `capacity` samples, no two with the same tokens; all together are at most `maxBytes`. The oldest leave.
+- Of one prompt there are at most `capacity` samples, no two with the same tokens; tokens and log-probs of all together are at most
+  `maxBytes`. The oldest leave. Who drew a sample, and in which attempt, is not counted: it follows from deaths.
 """
 
 import math
@@ -38,6 +39,7 @@ _NOT_TRAINED_ON = ("reward_parts", "reward_error", "generate_s", "ended_at")
 @dataclass(slots=True, kw_only=True)
 class _KeptSample:
     data: bytes  # a pb.Sample
+    size_bytes: int  # of its tokens and log-probs
     reward: float
     step: int  # that trained it first
     reuses: int = 0
@@ -117,15 +119,16 @@ class ReplayBuffer:
 
     def _keep(self, data: bytes, *, step: int, reuses: int = 0) -> None:
         """One more, the newest; one of the same tokens goes."""
-        if len(data) > self._max_bytes:
-            return
         sample = pb.Sample.FromString(data)
+        size_bytes = len(sample.prompt_tokens) + len(sample.tokens) + len(sample.logprobs)
+        if size_bytes > self._max_bytes:
+            return
         prompt, tokens = _digest(sample.prompt_tokens), _digest(sample.tokens)
         if (prompt, tokens) in self._samples:
             reuses += self._remove(prompt, tokens).reuses
-        kept = _KeptSample(data=data, reward=sample.reward, step=step, reuses=reuses)
+        kept = _KeptSample(data=data, size_bytes=size_bytes, reward=sample.reward, step=step, reuses=reuses)
         self._samples[prompt, tokens] = self._prompts.setdefault(prompt, {})[tokens] = kept
-        self._bytes += len(data)
+        self._bytes += size_bytes
         if len(self._prompts[prompt]) > self._spec.capacity:
             self._remove(prompt, next(iter(self._prompts[prompt])))
         while self._bytes > self._max_bytes:
@@ -136,7 +139,7 @@ class ReplayBuffer:
         del self._prompts[prompt][tokens]
         if not self._prompts[prompt]:
             del self._prompts[prompt]
-        self._bytes -= len(kept.data)
+        self._bytes -= kept.size_bytes
         return kept
 
 

@@ -62,3 +62,15 @@ def test_a_mode_is_two_answers_and_a_staleness(mode, staleness, whole_batches, t
 )
 def test_an_algorithm_with_dynamic_sampling_draws_again(algorithm, draws):
     assert job_settings(algorithm=algorithm).draws_per_step == draws
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "partial"), [({}, True), ({"partialRollouts": False}, False), ({"delivery": "Logical"}, False)]
+)
+def test_versions_take_turns_on_the_uplink_where_a_sample_may_go_on_under_another(pipeline, partial):
+    found = job_settings(
+        pipeline={"mode": "StreamSync", "batchGroups": 4, "steps": 9, **pipeline},
+        weights={"http": {"uplinkBytesPerSecond": "1Mi"}},
+        generators=[{"name": "p", "engine": {"hf": {"slots": 1}}}],
+    )
+    assert (found.partial_rollouts, found.shares_uplink) == (partial, partial)

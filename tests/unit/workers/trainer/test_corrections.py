@@ -85,6 +85,8 @@ def test_m2po_leaves_out_the_farthest_tokens_and_no_more_than_it_must(log_ratios
 
 def test_m2po_keeps_no_token_whose_ratio_is_no_number():
     assert kept_by_m2po([0.0, math.nan, 0.1, math.inf], 0.04) == [True, False, True, False]
+    assert kept_by_m2po([0.0, math.nan, 0.1], 0.04) == [True, False, True]
+    assert kept_by_m2po([math.nan, 2.0], 0.04) == [False, False]
     assert kept_by_m2po([], 0.04) == []
     assert create_mask(Correction.model_validate({"twoSidedClip": {}})) is None
 

@@ -123,6 +123,16 @@ def test_recency_takes_the_newest_and_reward_prefers_the_best():
     assert seen[0.0] > 90
 
 
+def test_what_is_kept_does_not_follow_from_who_drew_it():
+    one, other = buffer(maxBytes="100"), buffer(maxBytes="100")
+    for step in range(3):
+        drawn, again = answers(step, 0.0, 1.0, first=step), answers(step, 0.0, 1.0, first=step)
+        for lost in again:  # begun anew elsewhere, after deaths of the trainer
+            lost.generator_id, lost.spans[0].attempt = "generator-of-a-long-name-0", 2**20
+        assert one.admit(step, drawn) == other.admit(step, again)
+        assert names(one.draw(step + 1)) == names(other.draw(step + 1))
+
+
 @pytest.mark.parametrize(("share", "groups"), [(50, 400), (5, 21), (20, 100), (90, 3600)])
 def test_the_share_of_replayed_groups_is_exact_over_a_run(share, groups):
     one = buffer(sharePercent=share)

@@ -67,6 +67,7 @@ def test_a_sample_of_several_contexts_is_one_sample():
     tally.add(group)
     drawn = sum(segment.tokens for t in group.samples for segment in t.segments if not segment.observation)
     assert (tally.samples, tally.sequences, tally.tokens) == (3, 3, drawn)
+    assert tally.metrics()["contexts"] == 0 + 1 + 2
     read = sum(segment.tokens for t in group.samples for segment in t.segments if segment.context)
     assert sum(map(completion_tokens, group.samples)) + read == sum(count_32(t.tokens) for t in group.samples)
     assert read

@@ -110,11 +110,12 @@ def m2po(spec: M2po) -> Corrector:
 def second_moment_mask(spec: M2po) -> BatchMask:
     """Leaves out as few tokens as possible, largest |d| first, until the mean of d^2 of the rest is at most `threshold` (algorithm 1).
 
-    Equal |d| stay or go together, so the order of the tokens does not matter.
+    Equal |d| stay or go together, so the order of the tokens does not matter. One that is no number is infinitely large.
     """
 
     def kept(log_ratio_N: torch.Tensor) -> torch.Tensor:
         squares_N = log_ratio_N.double().square()
+        squares_N = squares_N.masked_fill(squares_N.isnan(), math.inf)
         rising_N, _ = squares_N.sort()
         means_N = rising_N.cumsum(0) / torch.arange(1, len(rising_N) + 1, dtype=torch.float64)  # they rise too
         count = int((means_N <= spec.threshold).sum())

@@ -21,7 +21,8 @@ class StepMetrics:
     zero_variance_groups: int = 0  # all known rewards equal: nothing to learn
     samples: int = 0
     masked_samples: int = 0  # no reward, or no token
-    sequences: int = 0  # the others
+    contexts: int = 0  # of samples, beyond their first
+    sequences: int = 0  # samples that are not masked
     tokens: int = 0  # that the model drew, of these
     rewarded: int = 0
     reward_sum: float = 0.0
@@ -42,6 +43,7 @@ class StepMetrics:
 
     def _add_sample(self, sample: pb.Sample) -> None:
         self.samples += 1
+        self.contexts += sum(segment.context for segment in sample.segments)
         if not is_trained(sample):
             self.masked_samples += 1
             return
@@ -60,6 +62,7 @@ class StepMetrics:
             "zero_variance_groups": float(self.zero_variance_groups),
             "samples": float(self.samples),
             "masked_samples": float(self.masked_samples),
+            "contexts": float(self.contexts),
             "tokens": float(self.tokens),
             "completion_tokens_mean": _ratio(self.tokens, self.sequences),
             "reward_mean": mean,

@@ -1,0 +1,96 @@
+"""The step loop with a real session, engine and disk, and a scheduler that gives a group whenever it is waited for."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_cli.replaying.history import HistoryStep
+from streamrl_cli.replaying.retrain import retrain
+from streamrl_workers.metrics.bubbles import Recorder
+from streamrl_workers.scheduler.journal.sample_store import StoredGroup
+from streamrl_workers.stream.digests import History
+from streamrl_workers.trainer.checkpoint import CheckpointStore
+from streamrl_workers.trainer.session import Session
+from streamrl_workers.trainer.step_loop import StepLoop
+from streamrl_workers.weights.store import WeightStore
+from support.tiny_trainer import tiny_engine
+from support.trainer_groups import make_group, trainer_spec
+
+BATCH, STEPS = 4, 3
+ANSWERS = {
+    "step_done": lambda event: {"step_recorded": pb.StepRecorded(step=event.step_done.step)},
+    "sync_journal": lambda event: {"journal_synced": pb.JournalSynced(step=event.sync_journal.step)},
+    "checkpointed": lambda event: {"stop": pb.Stop(reason="done")} if event.checkpointed.exported else {},
+}
+
+
+class LateGroups(Session):
+    """No group is there before the trainer waits for one: the first look of each step finds none."""
+
+    def __init__(self) -> None:
+        super().__init__(pb.TrainerHello(trainer_id="trainer-0", instance="i"), step=0, window_bytes=2**20)
+        self.done: list[pb.StepDone] = []
+        self.groups = [make_group(number, step=number // BATCH) for number in range(STEPS * BATCH)]
+        self._late = iter(self.groups)
+        self.tell(welcome=pb.TrainerWelcome(attempt=1, batch_groups=BATCH))
+
+    def tell(self, **command: object) -> None:
+        self.received(pb.TrainerCommand(**command), send=self._answer)
+
+    def _answer(self, events: Sequence[pb.TrainerEvent]) -> None:
+        self.done += [event.step_done for event in events if event.HasField("step_done")]
+        for event in events:
+            if answer := ANSWERS.get(event.WhichOneof("event"), lambda _: {})(event):
+                self.tell(**answer)
+
+    def wait_change(self, *, seen_cause: str, timeout_s: float) -> None:
+        self.tell(group=next(self._late))
+        super().wait_change(seen_cause=seen_cause, timeout_s=timeout_s)
+
+
+def recorded(session: LateGroups) -> Iterator[HistoryStep]:
+    """As the archive would tell it."""
+    groups = {group.group_id: group for group in session.groups}
+    for done in session.done:
+        taken = [
+            StoredGroup(
+                head=pb.ArchivedGroup(group_id=number, samples=[pb.ArchivedSample()] * len(groups[number].samples)),
+                source=pb.ArchivedSamples(samples=groups[number].samples),
+            )
+            for number in done.group_ids
+        ]
+        yield HistoryStep(
+            step=done.step,
+            attempt=1,
+            groups=tuple(taken),
+            micro_steps=tuple(done.micro_steps),
+            version_hash=done.version_hash,
+        )
+
+
+def test_replayed_groups_are_prepared_from_the_steps_first_group_on(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    job = trainer_spec(
+        steps=STEPS,
+        rule="trajectoryBalance",
+        algorithm={"beta": 0.5, "replay": {"sharePercent": 50}},
+        microBatchTokens=128,  # a replayed group has more than a quarter, with which an idle trainer begins
+    )
+    session = LateGroups()
+    StepLoop(
+        engine=tiny_engine(job),
+        session=session,
+        checkpoints=CheckpointStore(tmp_path / "checkpoints", keep_last=1),
+        weights=WeightStore(newest_kept=1),
+        recorder=Recorder(sink=None, metrics=None),
+        history=History(),
+        steps=STEPS,
+        checkpoint_interval_steps=STEPS,
+        store_dir=tmp_path,
+    ).run()
+    assert [done.metrics["replayed_groups"] for done in session.done] == [0, BATCH, BATCH]
+    assert all(1 in done.micro_steps and 0 not in done.micro_steps for done in session.done)
+    versions = list(retrain(tiny_engine(job), list(recorded(session))))
+    assert versions[:-1] == [done.version_hash for done in session.done]
