@@ -42,7 +42,7 @@ def parse_response(body: bytes) -> Ask:
     tools = value.get("tools") or []
     if not isinstance(tools, list):
         raise BadRequestError(f"tools must be a list, got {shorten(tools)}", param="tools")
-    kept = {name: value[name] for name in ("model", "stream", "tool_choice") if name in value}
+    kept = {name: value[name] for name in ("model", "stream") if name in value}
     return chat_ask(kept | {"messages": messages, "tools": [_tool(tool, place) for place, tool in enumerate(tools)]})
 
 
