@@ -1,16 +1,16 @@
 """A coding agent: the model writes a function, its tests run apart and with limits, and it reads what failed. Three tries.
 
 Of the tests of its last try the share that passed is the reward. The limits stop loops and accidents. They are no wall: give the
-task pool's container no network, or run the tests where you run code of strangers.
+task pool's container no network, or run the tests where you run code of strangers. Code that attacks `builtins` or the frames
+above it can still pass every test.
 """
 
 import json
 import re
-import secrets
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 
 from openai import OpenAI
 
@@ -20,48 +20,52 @@ ITEMS = 8
 MOST_SHOWN = 1000
 """Characters of what failed."""
 TIMEOUT_S = 10
-LIMITS = """
-import resource
-for _kind, _most in {"CPU": 2, "AS": 1 << 30, "FSIZE": 1 << 20, "NOFILE": 32}.items():
-    resource.setrlimit(getattr(resource, "RLIMIT_" + _kind), (_most, _most))
-"""
-"""Seconds, bytes of memory, bytes of a file, open files."""
 RUNNER = """
-def _run(tests, key):
-    import json
-    failed = []
-    for test in tests:
-        try:
-            assert eval(test, globals()), "is false"
-        except BaseException as error:
-            failed.append(f"{test}: {type(error).__name__}: {error}")
-    print(key + json.dumps(failed))
+import json, os, resource, sys, types
+
+for kind, most in {"CPU": 2, "AS": 1 << 30, "FSIZE": 1 << 20, "NOFILE": 32}.items():
+    resource.setrlimit(getattr(resource, "RLIMIT_" + kind), (most, most))
+
+def why(test, space):
+    try:
+        return None if eval(test, space) else "is false"
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"[:500]
+
+code, tests = json.load(sys.stdin)
+module = sys.modules["answer"] = types.ModuleType("answer")
+exec(code, vars(module))
+failed = [f"{test}: {reason}" for test in tests if (reason := why(test, vars(module)))]
+with open(int(sys.argv[1]), "w") as result:
+    json.dump(failed, result)
+os._exit(0)
 """
+"""Limits: seconds, bytes of memory, bytes of a file, open files. The model's code has a module of its own."""
 
 
 def run_tests(code: str, tests: list[str]) -> list[str]:
     """What failed, a line each."""
-    key = secrets.token_hex(16)
-    script = f"{LIMITS}\n{code}\n{RUNNER}\n_run({tests!r}, {key!r})"
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, TemporaryFile("w+") as result, TemporaryFile("w+", errors="replace") as errors:
         try:
             run = subprocess.run(
-                [sys.executable, "-I", "-"],
+                [sys.executable, "-I", "-c", RUNNER, str(result.fileno())],
                 cwd=folder,
                 env={},
-                input=script,
-                capture_output=True,
+                input=json.dumps([code, tests]),
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=[result.fileno()],
                 timeout=TIMEOUT_S,
                 check=False,
                 text=True,
-                errors="replace",
             )
-        except (subprocess.TimeoutExpired, ValueError) as error:
+        except subprocess.TimeoutExpired as error:
             return [f"{test}: {type(error).__name__}" for test in tests]
-    _, found, failed = run.stdout.rpartition(key)
-    if found:
-        return json.loads(failed)
-    said = run.stderr.strip().splitlines()
+        result.seek(0)
+        errors.seek(0)
+        if failed := result.read():
+            return json.loads(failed)
+        said = errors.read().strip().splitlines()
     return [f"{test}: {said[-1] if said else f'ended with status {run.returncode}'}" for test in tests]
 
 

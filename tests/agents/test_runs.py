@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -96,3 +97,33 @@ def test_the_coding_agent_earns_the_share_of_tests_that_pass(tmp_path: Path) -> 
     with open_samples(run.folder) as store:
         rewards = {sample.reward for group in store.groups() for sample in group.read().samples}
     assert rewards == {0.0, 0.5}, "one of two tests passes where the function is right"
+
+
+@pytest.mark.parametrize(
+    ("code", "failed"),
+    [
+        (RIGHT, []),
+        ("def add(a, b): return a - b", ["add(1, 2) == 3: is false"]),
+        ("", ["add(1, 2) == 3: NameError: name 'add' is not defined"]),
+        ("def add(a, b): raise SystemExit(0)", ["add(1, 2) == 3: SystemExit: 0"]),
+        ("def add(a", ["add(1, 2) == 3: SyntaxError: '(' was never closed"]),
+        ("raise SystemExit(0)", ["add(1, 2) == 3: ended with status 0"]),
+        (
+            "def eval(*_): return True\njson = why = failed = None",
+            ["add(1, 2) == 3: NameError: name 'add' is not defined"],
+        ),
+        (f"{RIGHT}\nimport atexit\natexit.register(print, '[]]')\nprint('[]' * 10_000_000)", []),
+        ("import sys\nsys.stderr.write('x' * 10_000_000)", ["add(1, 2) == 3: xxx"]),
+        (f"{RIGHT}\nif __name__ == '__main__': raise ValueError", []),
+        (
+            f"from __future__ import annotations\nimport dataclasses\n@dataclasses.dataclass\nclass A: b: int\n{RIGHT}",
+            [],
+        ),
+        ("# \ud800", ["add(1, 2) == 3: UnicodeEncodeError: 'utf-8' codec can't encode character '\\ud800'"]),
+        ("while True: print('x' * 1000)", ["add(1, 2) == 3: "]),
+    ],
+)
+def test_the_coding_agents_tests_run_out_of_reach_of_the_code(code: str, failed: list[str]) -> None:
+    found = run_path(str(EXAMPLES / "coding.py"))["run_tests"](code, ["add(1, 2) == 3"])
+    assert len(found) == len(failed)
+    assert all(line.startswith(begin) for line, begin in zip(found, failed, strict=True)), found

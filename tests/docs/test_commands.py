@@ -68,11 +68,10 @@ def _in_ci(words: list[str]) -> bool:
 
 def _parse(words: list[str], *, where: str) -> None:
     overrides = [words[at + 1] for at, word in enumerate(words) if word == "--set" and words[at + 1] != "PATH=VALUE"]
+    job = next((word for word in words if word.startswith("examples/")), "examples/chain-sum.yaml")
     try:
         command_of(words[1])[1].parse_args(words[2:])
-        apply_overrides(
-            YAML(typ="safe").load((ROOT / "examples/chain-sum.yaml").read_text(encoding="utf-8")), overrides
-        )
+        apply_overrides(YAML(typ="safe").load((ROOT / job).read_text(encoding="utf-8")), overrides)
     except UserError as error:
         pytest.fail(f"{where}: {error}")
 

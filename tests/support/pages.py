@@ -189,7 +189,7 @@ def _split(text: str) -> Iterator[list[str]]:
         yield from _split(inner[1])
         text = text.replace(inner[0], "VALUE", 1)
     if "streamrl " in text:  # [--flag VALUE ...] stands for what may be left out
-        text = text.replace("[--", "--").replace(" ...]", "").replace("]", "")
+        text = re.sub(r"\[(--[^\[\]]*?)(?: \.\.\.)?\]", r"\1", text)
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     for is_mark, group in groupby(lexer, key=lambda word: bool(word) and set(word) <= _PUNCTUATION):

@@ -262,7 +262,7 @@ class HttpReward(SpecModel):
         default=None,
         ge=1,
         le=1_000_000,
-        description="Most requests that begin in a minute, further tries included. Absent = no limit.",
+        description="Most requests that begin in a minute, further tries included. Absent = no limit. Waiting for them is not counted in `timeoutSeconds`.",
     )
     token_variable: str | None = Field(
         default=None,
@@ -272,10 +272,18 @@ class HttpReward(SpecModel):
     )
 
     def most_at_once(self, timeout_s: float) -> int:
-        """Requests of which each has its turn within half of its time."""
+        """Requests of which each has its turn within half of its time; one, where turns are farther apart."""
         if self.requests_per_minute is None:
             return self.concurrency
         return min(self.concurrency, max(1, int(self.requests_per_minute / 60 * timeout_s / 2)))
+
+    def longest_turn_s(self, timeout_s: float) -> float:
+        """The longest wait for a turn, with so many at once."""
+        return 0.0 if self.requests_per_minute is None else self.most_at_once(timeout_s) * 60 / self.requests_per_minute
+
+    def longest_s(self, timeout_s: float) -> float:
+        """Until a sample has its reward: all tries, and the wait for a turn before each."""
+        return timeout_s + (self.retries + 1) * self.longest_turn_s(timeout_s)
 
 
 class EnvironmentReward(SpecModel):

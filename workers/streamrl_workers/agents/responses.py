@@ -2,7 +2,8 @@
 
     instructions                                    a system message before all others
     message, or a text                              a message
-    function_call, behind a message or alone        a call of the assistant's message that it belongs to
+    function_call, behind a message or alone        a call of the assistant's message that it belongs to: the one before it, but of no
+                                                    other turn, as ids tell that we gave
     function_call_output                            a message of the tool
     reasoning                                       nothing: the model's text is its message
 
@@ -11,6 +12,7 @@ request has the whole conversation.
 """
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +23,8 @@ from streamrl_workers.agents.transcript import Answer, Ask, BadRequestError, cha
 _WHOLE = "nothing is stored: send the whole conversation as input"
 _REFUSED = {"previous_response_id": _WHOLE, "conversation": _WHOLE, "prompt": _WHOLE, "background": "ask and wait"}
 _TEXTS = ("input_text", "output_text", "text")
+_OWN_ID = re.compile(r"msg_(\d+)|call_(\d+)_\d+")
+"""Of a message or a call; with its turn."""
 
 Item = dict[str, Any]
 
@@ -42,7 +46,7 @@ def parse_response(body: bytes) -> Ask:
     tools = value.get("tools") or []
     if not isinstance(tools, list):
         raise BadRequestError(f"tools must be a list, got {shorten(tools)}", param="tools")
-    kept = {name: value[name] for name in ("model", "stream", "tool_choice") if name in value}
+    kept = {name: value[name] for name in ("model", "stream") if name in value}
     return chat_ask(kept | {"messages": messages, "tools": [_tool(tool, place) for place, tool in enumerate(tools)]})
 
 
@@ -67,8 +71,8 @@ def _messages(value: object) -> list[Item]:
 def _add(messages: list[Item], item: object, place: str) -> None:
     match item:
         case {"type": "function_call", "call_id": str(call_id), "name": str(name), "arguments": str(arguments)}:
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": ""})
+            if not messages or not _belongs(call_id, messages[-1]):
+                messages.append({"role": "assistant", "content": "", "id": call_id})
             function = {"name": name, "arguments": arguments}
             messages[-1].setdefault("tool_calls", []).append({"id": call_id, "function": function})
         case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
@@ -76,10 +80,17 @@ def _add(messages: list[Item], item: object, place: str) -> None:
         case {"type": "reasoning"}:
             pass
         case {"role": str(role), "content": content, **rest} if rest.get("type", "message") == "message":
-            messages.append({"role": role, "content": _content(content, place)})
+            messages.append({"role": role, "content": _content(content, place), "id": rest.get("id")})
         case _:
             kinds = "a message, function_call, function_call_output or reasoning"
             raise BadRequestError(f"{place} must be {kinds}, got {shorten(item)}", param="input")
+
+
+def _belongs(call_id: str, message: Item) -> bool:
+    """Whether a call is the message's."""
+    found = [_OWN_ID.fullmatch(str(given)) for given in (call_id, message.get("id"))]
+    turns = {own[1] or own[2] for own in found if own}
+    return message["role"] == "assistant" and len(turns) < len(found)
 
 
 def _content(value: object, place: str) -> object:

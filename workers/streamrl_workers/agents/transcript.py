@@ -168,7 +168,7 @@ def chat_ask(value: Mapping[str, Any]) -> Ask:
         stream=bool(value.get("stream")),
         stream_usage=isinstance(options, dict) and bool(options.get("include_usage")),
         messages=tuple(_message(message, f"messages[{place}]") for place, message in enumerate(messages)),
-        tools=tuple(tools) if value.get("tool_choice") != "none" else (),
+        tools=tuple(tools),
     )
 
 

@@ -2,8 +2,9 @@
 
 Owns the client, the tries and their deadline. Many samples are asked about at once; `concurrency` of them at most, which the
 pool holds. Invariants:
-- All tries together, waits included, end by the reward's `timeoutSeconds`.
-- Each try waits for its turn, where there are `requestsPerMinute`; one process asks, so they are the job's.
+- All tries together, waits between them included, end by the reward's `timeoutSeconds`.
+- Each try waits for its turn, where there are `requestsPerMinute`; one process asks, so they are the job's. This wait is not
+  counted. Its bound is `HttpReward.longest_turn_s`, as the pool has so few samples out.
 - Tried again: a refused or broken connection, status 429 and 5xx. Any other status but 2xx, and an answer that is no such
   JSON, is a failure of the sample that names the status. Redirects are not followed, proxies of the environment not used.
 - The token goes into the request's header alone: into no error, no log.
@@ -96,12 +97,12 @@ class _Pace:
         self._apart_s = 0.0 if per_minute is None else 60.0 / per_minute
         self._next_s = 0.0
 
-    async def turn(self) -> None:
-        """Wait for the next one."""
+    def take(self) -> float:
+        """Seconds until the next one, which is the caller's."""
         now_s = asyncio.get_running_loop().time()
         at_s = max(now_s, self._next_s)
         self._next_s = at_s + self._apart_s
-        await asyncio.sleep(at_s - now_s)
+        return at_s - now_s
 
 
 class HttpEndpoint:
@@ -128,10 +129,9 @@ class HttpEndpoint:
 
     async def ask(self, body: str) -> object:
         """The endpoint's number. Raises `EndpointError`, or `TimeoutError` if time runs out."""
-        deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         try:
-            async with asyncio.timeout_at(deadline_s):
-                return await self._ask(body, deadline_s=deadline_s)
+            async with asyncio.timeout(None) as limit:
+                return await self._ask(body, limit)
         except TimeoutError:
             raise TimeoutError(f"no answer within {self._timeout_s:g} s") from None
 
@@ -139,9 +139,13 @@ class HttpEndpoint:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _ask(self, body: str, *, deadline_s: float) -> object:
+    async def _ask(self, body: str, limit: asyncio.Timeout) -> object:
+        deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         for tries in range(self._options.retries + 1):
-            await self._pace.turn()
+            turn_s = self._pace.take()
+            deadline_s += turn_s
+            limit.reschedule(deadline_s)
+            await asyncio.sleep(turn_s)
             try:
                 return await self._try(body)
             except _TryAgainError as error:

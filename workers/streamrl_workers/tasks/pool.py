@@ -88,8 +88,8 @@ class TaskPool:
         self._memory_limit_bytes = memory_limit_bytes
         self._count = processes or job.spec.task.processes
         self._rewards = job.spec.task.rewards
-        endpoints = [reward for reward in self._rewards if reward.http is not None]
-        at_once = min((r.http.most_at_once(r.timeout_seconds) for r in endpoints if r.http is not None), default=None)
+        endpoints = [(reward.http, reward.timeout_seconds) for reward in self._rewards if reward.http is not None]
+        at_once = min((http.most_at_once(timeout_s) for http, timeout_s in endpoints), default=None)
         self._backlog = Backlog(slots=self._count, most_completions=at_once)
         self._fork_server: ForkServer | None = None
         self._fork_server_lock = asyncio.Lock()
@@ -105,7 +105,7 @@ class TaskPool:
             self._endpoints = ConcurrentSlot(
                 PoolProcess(SPAWN_ENDPOINT_CLIENT, fork_server=self._living_fork_server),
                 name="the process that asks endpoints",
-                timeout_s=max(reward.timeout_seconds for reward in endpoints),
+                timeout_s=max(http.longest_s(timeout_s) for http, timeout_s in endpoints),
                 finish=self._on_row,
                 took=self._on_endpoints,
             )

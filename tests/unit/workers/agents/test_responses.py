@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamrl.spec.task import Chat
@@ -43,6 +43,11 @@ def assistant(text: str, *calls: Any) -> dict[str, Any]:
             [user("a"), assistant("", CALLED, CALLED | {"id": "c2"})],
         ),
         (request([assistant("I add."), CALL]), [assistant("I add.", CALLED)]),
+        (request([assistant("I add.") | {"id": "msg_2"}, CALL]), [assistant("I add.", CALLED)]),
+        (
+            request([assistant("I add.") | {"id": "msg_1"}, CALL | {"call_id": "call_2_0"}]),
+            [assistant("I add."), assistant("", CALLED | {"id": "call_2_0"})],
+        ),
         (
             request([CALL, {"type": "function_call_output", "call_id": "c1", "output": "1"}]),
             [assistant("", CALLED), {"role": "tool", "tool_call_id": "c1", "content": "1"}],
@@ -57,7 +62,7 @@ def test_tools_are_functions() -> None:
     chat = {"messages": [user("a")], "tools": [{"type": "function", "function": FUNCTION}]}
     flat = {"type": "function", **FUNCTION, "description": None}
     assert parse_response(request("a", tools=[flat])).digest == parse_chat(json.dumps(chat).encode()).digest
-    assert parse_response(request("a", tools=[flat], tool_choice="none")).tools == ()
+    assert parse_response(request("a", tools=[flat], tool_choice="none")).tools == (chat["tools"][0],)
 
 
 @pytest.mark.parametrize(
@@ -86,15 +91,15 @@ def test_what_is_not_understood_is_one_line(body: bytes, text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-PIECES = st.sampled_from(
-    ["", "x", " ", "I add. ", "é", '<tool_call>{"name": "add", "arguments": {"of": [1]}}</tool_call>', "<tool_call>"]
-)
+SAID_CALL = '<tool_call>{"name": "add", "arguments": {"of": [1]}}</tool_call>'
+PIECES = st.sampled_from(["", "x", " ", "I add. ", "é", SAID_CALL, "<tool_call>"])
 TEXTS = st.lists(PIECES, max_size=4).map("".join)
 
 
-@given(st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=4), st.booleans(), st.booleans())
-def test_an_answer_sent_back_is_continued(turns: list[tuple[str, str]], tools: bool, streamed: bool) -> None:
-    """Whether it came whole or as the last event of a stream."""
+@example([("I add.", None), (SAID_CALL, None), (SAID_CALL, None), ("x", "")], True, False)
+@given(st.lists(st.tuples(TEXTS, st.none() | TEXTS), min_size=1, max_size=4), st.booleans(), st.booleans())
+def test_an_answer_sent_back_is_continued(turns: list[tuple[str, str | None]], tools: bool, streamed: bool) -> None:
+    """Whether it came whole or as the last event of a stream, and where nothing stands behind it."""
     transcript = Transcript(CHATML)
     items: list[Any] = [user("add")]
     fields = {"instructions": "play", "tools": [{"type": "function", **FUNCTION}] if tools else []}
@@ -110,6 +115,8 @@ def test_an_answer_sent_back_is_continued(turns: list[tuple[str, str]], tools: b
         assert event_lines(events).count("event: ") == len(events)
         assert events[-1]["response"]["output"] == whole["output"]
         items += events[-1]["response"]["output"] if streamed else whole["output"]
+        if heard is None:
+            continue
         calls = [item["call_id"] for item in whole["output"] if item["type"] == "function_call"]
         items += [{"type": "function_call_output", "call_id": call, "output": heard} for call in calls] or [user(heard)]
 

@@ -89,12 +89,37 @@ async def test_requests_begin_no_more_often_than_they_may() -> None:
         assert len(endpoint.bodies) == 4
 
 
+async def test_waiting_for_a_turn_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns are 6 s apart and the limit is 5 s: each is asked all the same, tries after a failure too. Sleeps move the clock."""
+    loop, sleep, slept = asyncio.get_running_loop(), asyncio.sleep, []
+    monkeypatch.setattr(loop, "time", lambda: time.monotonic() + sum(slept))
+
+    async def skip(seconds: float) -> None:
+        slept.append(seconds)
+        await sleep(0)
+
+    def fails_once(handler: BaseHTTPRequestHandler, number: int) -> None:
+        say(handler, 503 if number == 2 else 200, '{"reward": 1}')
+
+    with serving(fails_once) as endpoint:
+        judge = part(endpoint.url, requestsPerMinute=10, timeout_s=5.0)
+        monkeypatch.setattr(asyncio, "sleep", skip)
+        assert [await value(judge) for _ in range(4)] == [1.0] * 4
+    assert len(endpoint.bodies) == 5
+    assert 20 <= sum(slept) <= 24
+
+
 @pytest.mark.parametrize(
-    ("per_minute", "timeout_s", "at_once"), [(None, 1.0, 32), (60, 10.0, 5), (1, 5.0, 1), (10_000, 60.0, 32)]
+    ("per_minute", "timeout_s", "at_once", "turn_s"),
+    [(None, 1.0, 32, 0.0), (60, 10.0, 5, 5.0), (1, 5.0, 1, 60.0), (10_000, 60.0, 32, 0.192)],
 )
-def test_as_many_wait_as_get_their_turn_in_time(per_minute: int | None, timeout_s: float, at_once: int) -> None:
+def test_as_many_wait_as_get_their_turn_soon(
+    per_minute: int | None, timeout_s: float, at_once: int, turn_s: float
+) -> None:
     reward = HttpReward.model_validate({"url": "http://judge", "requestsPerMinute": per_minute})
     assert reward.most_at_once(timeout_s) == at_once
+    assert reward.longest_turn_s(timeout_s) == pytest.approx(turn_s)
+    assert reward.longest_s(timeout_s) == pytest.approx(timeout_s + 3 * turn_s)
 
 
 async def test_it_waits_as_long_as_it_is_told_and_not_beyond_its_time() -> None:
