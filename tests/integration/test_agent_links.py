@@ -121,10 +121,14 @@ async def test_the_chat_template_comes_from_the_scheduler(tmp_path: Path, monkey
         assert (last.reward, last.done) == (1.0, True)
 
 
-async def test_a_program_that_is_not_there_ends_its_link_with_a_line(tmp_path: Path) -> None:
+async def test_a_program_that_is_not_there_ends_its_link_with_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="streamrl.scheduler")
     async with linked(tmp_path, SEVERAL_TURNS, names=()) as links:
         job = (links.folder / "job.json").read_text()
         (links.folder / "job.json").write_text(job.replace('["python","agent.py"]', '["no-such-program"]'))
         links.start("a")
         assert await links.ended("a") == EXIT_USER_ERROR
         assert "spec.task.agent.command: must begin with a program on the PATH" in links.logs()
+    assert not any("has joined" in line for line in caplog.messages), "nothing is asked of a host that is not up"

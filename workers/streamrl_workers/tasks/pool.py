@@ -118,7 +118,7 @@ class TaskPool:
             self._items = self._item_reader()
             awaited = f"processes {names.AGENTS}-0, ... (pods of {names.pool(job.metadata.name, names.AGENTS)})"
             self.agent_hosts = AgentHosts(
-                sessions=agent.sessions, max_turns=agent.max_turns, awaited=awaited, finish=self._on_row
+                sessions=agent.sessions, max_turns=agent.max_turns, awaited=awaited, finish=self._on_hosted
             )
 
     def _agent_host(self, agent: AgentSpec) -> ConcurrentSlot:
@@ -208,7 +208,18 @@ class TaskPool:
                 return
             case {"kind": kind}:
                 self.failures[kind] += 1
-        self._backlog.finish(work, result_of(work.request, row, rewards=self._rewards))
+        try:
+            self._backlog.finish(work, result_of(work.request, row, rewards=self._rewards))
+        except UserError as error:
+            self._backlog.close(error)
+
+    def _on_hosted(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
+        """A prompt dies with its hosts alone, as what a program does is its samples' failure: another try may have it."""
+        match work.request, row:
+            case NeedPrompts(split=split, first_index=index), {"kind": "died", "error": text}:
+                self._backlog.close(TaskPoolError(f"{split} prompt {index} was not made: {text}"))
+            case _:
+                self._on_row(work, row)
 
     def _on_item(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
         if isinstance(row, str) and self.agent_hosts is not None:

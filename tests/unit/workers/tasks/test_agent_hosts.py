@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from hypothesis import strategies as st
 
 from streamrl_workers.tasks import agent_hosts
 from streamrl_workers.tasks.agent_hosts import MAX_LOSSES, AgentHosts
+from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, TaskPoolError
 from streamrl_workers.tasks.worker_slots import WorkItem
+from support.task_jobs import make_job
 
 PLACES = 2
 
@@ -172,6 +175,17 @@ async def test_a_request_that_loses_host_after_host_has_failed() -> None:
     ((request, row),) = hosts.done
     assert (request, row["kind"]) == (turn(0), "died")
     assert str(MAX_LOSSES) in row["error"]
+
+
+async def test_a_prompt_that_loses_host_after_host_is_no_fault_of_the_job(tmp_path: Path) -> None:
+    job = make_job(agent={"command": ["x"], "pool": {}}, rewards=[{"name": "game", "environment": {}}])
+    pool = TaskPool(job, base_dir=tmp_path)
+    assert pool.agent_hosts is not None
+    pool.agent_hosts.ask(WorkItem(request=prompt(7)), item="{}")
+    for life in range(MAX_LOSSES + 1):
+        pool.agent_hosts.joined("a", instance=f"life {life}", send=lambda *_: None)
+    with pytest.raises(TaskPoolError, match=f"train prompt 7 was not made: agent: {MAX_LOSSES} agent hosts were lost"):
+        await pool.results()
 
 
 @pytest.mark.parametrize(
