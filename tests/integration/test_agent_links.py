@@ -113,7 +113,13 @@ earn(float(bool(answer.choices[0].message.tool_calls)))
 async def test_the_chat_template_comes_from_the_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save_tokenizer(tmp_path / "model", template=TOOL_TEMPLATE)
     monkeypatch.setenv(ENV_MODEL_PATH, model)  # of the task pool; the links are not told
-    async with linked(tmp_path, CHAT, names=("a",), chat={}, model_path=model) as links:
+    async with linked(tmp_path, CHAT, names=(), chat={}, model_path=model) as links:
+        socket = tmp_path / "tasks" / "socket"
+        socket.parent.mkdir()
+        links.start_container("agents", socket=socket)
+        links.start("a", socket=socket)
+        await links.until(hosts=1)
+        assert {path.name for path in socket.parent.iterdir()} == {"socket"}, "programs can write here"
         sample = await begun(links.pool)
         assert sample.prompt.endswith("+1=<|im_end|>\n<|im_start|>assistant\n")
         assert '"name": "add"' in sample.prompt
