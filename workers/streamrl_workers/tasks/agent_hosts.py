@@ -41,7 +41,8 @@ KEPT_PROMPTS = 4096
 
 Send = Callable[[int, bytes, str], None]
 """Takes a request to a host: its number, the request as JSON, the item as JSON."""
-_Key = tuple[int, int]
+SampleKey = tuple[int, int]
+"""Group and sample."""
 ItemPlace = tuple[Split, int]
 """Split and index."""
 
@@ -59,7 +60,7 @@ class _HostedItem:
     item: str
 
     @property
-    def key(self) -> _Key | None:
+    def key(self) -> SampleKey | None:
         """Of its session; None: a prompt is to be made."""
         request = self.work.request
         return (request.group_id, request.sample_index) if isinstance(request, PlayTurn) else None
@@ -90,7 +91,7 @@ class _Host:
     asked: dict[int, _HostedItem] = field(default_factory=dict)
     waiting: deque[_HostedItem] = field(default_factory=deque)
     """For a place with it: their sessions are here."""
-    sessions: OrderedDict[_Key, None] = field(default_factory=OrderedDict)
+    sessions: OrderedDict[SampleKey, None] = field(default_factory=OrderedDict)
     """Least recently asked first."""
     prompts: int = 0
     """That it has made, whose programs wait for a sample."""
@@ -117,7 +118,7 @@ class AgentHosts:
         self._awaited = awaited
         self._finish = finish
         self._hosts: dict[str, _Host] = {}
-        self._homes: dict[_Key, _Host] = {}
+        self._homes: dict[SampleKey, _Host] = {}
         self._makers: OrderedDict[ItemPlace, _Host] = OrderedDict()
         """Who has asked for an item: that program goes on as the item's first sample."""
         self._turns: deque[_HostedItem] = deque()
@@ -146,7 +147,7 @@ class AgentHosts:
             if len(self._makers) > KEPT_PROMPTS:
                 self._taken(next(iter(self._makers)))
         elif asked.key is not None and is_over:
-            self._forget(asked.key)
+            self.forget(asked.key)
         self._finish(asked.work, row)
         self._dispatch()
 
@@ -179,7 +180,7 @@ class AgentHosts:
             host.sessions[asked.key] = None
             host.sessions.move_to_end(asked.key)
             if len(host.sessions) > self.sessions:
-                self._forget(next(iter(host.sessions)))
+                self.forget(next(iter(host.sessions)))
         self._send(host, self._next_number, asked)
 
     def _send(self, host: _Host, number: int, asked: _HostedItem) -> None:
@@ -193,10 +194,16 @@ class AgentHosts:
             maker.prompts -= 1
         return maker
 
-    def _forget(self, key: _Key) -> None:
+    def forget(self, key: SampleKey) -> None:
+        """A sample has ended: by an answer, by a limit of the scheduler, or with its group."""
         host = self._homes.pop(key, None)
         if host is not None:
             host.sessions.pop(key, None)
+
+    def forget_group(self, group_id: int) -> None:
+        """All samples of a group have ended."""
+        for key in [key for key in self._homes if key[0] == group_id]:
+            self.forget(key)
 
     # ---- who is there
 
@@ -253,7 +260,7 @@ class AgentHosts:
     def _release(self, host: _Host) -> None:
         """Its sessions are anybody's."""
         for key in list(host.sessions):
-            self._forget(key)
+            self.forget(key)
         for place in [place for place, maker in self._makers.items() if maker is host]:
             self._taken(place)
         waiting, host.waiting = list(host.waiting), deque()
@@ -279,12 +286,16 @@ class AgentHosts:
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """For the status: places of a host, hosts that are connected, sessions that they play, requests with them, requests that wait."""
+        """For the status: places of a host, hosts that are connected, sessions that they play, requests with them, turns and prompts that wait.
+
+        The pool grows by sessions and turns: prompts are asked long before they are needed.
+        """
         hosts = self._hosts.values()
         return {
             "places": self.sessions,
             "hosts": sum(host.send is not None for host in hosts),
             "sessions": len(self._homes),
             "asked": sum(len(host.asked) for host in hosts),
-            "waiting": len(self._turns) + len(self._prompts) + sum(len(host.waiting) for host in hosts),
+            "waiting": len(self._turns) + sum(len(host.waiting) for host in hosts),
+            "waiting_prompts": len(self._prompts),
         }

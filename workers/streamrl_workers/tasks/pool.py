@@ -169,6 +169,8 @@ class TaskPool:
 
     def put(self, request: Request) -> None:
         """Ask for something; its results come by `results`."""
+        if isinstance(request, ScoreSample) and self.agent_hosts is not None:
+            self.agent_hosts.forget((request.group_id, request.sample_index))
         if isinstance(request, ScoreSample) or not (self._agents or self._items):
             self._backlog.put(request)
             return
