@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamrl_workers.tasks.protocol import agent_row, failure, request_message
-from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Split, TaskPoolError
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, Split, TaskPoolError
 from streamrl_workers.tasks.worker_slots import Finish, WorkItem
 
 MAX_LOSSES = 3
@@ -49,8 +49,9 @@ ItemPlace = tuple[Split, int]
 log = logging.getLogger("streamrl.scheduler")
 
 
-def item_place(request: NeedPrompts | PlayTurn) -> ItemPlace:
+def item_place(request: Request) -> ItemPlace:
     """Of the item that a prompt or a turn is of."""
+    assert isinstance(request, NeedPrompts | PlayTurn)
     return request.split, request.first_index if isinstance(request, NeedPrompts) else request.prompt_index
 
 
@@ -68,9 +69,7 @@ class _HostedItem:
     @property
     def place(self) -> ItemPlace:
         """Of its item."""
-        request = self.work.request
-        assert isinstance(request, NeedPrompts | PlayTurn)
-        return item_place(request)
+        return item_place(self.work.request)
 
     @property
     def turns(self) -> int:
