@@ -39,8 +39,6 @@ HOSTS_TIMEOUT_S = 1800.0
 KEPT_PROMPTS = 4096
 """Items of which it is known who has made the prompt."""
 
-Send = Callable[[int, bytes, str], None]
-"""Takes a request to a host: its number, the request as JSON, the item as JSON."""
 SampleKey = tuple[int, int]
 """Group and sample."""
 ItemPlace = tuple[Split, int]
@@ -56,9 +54,12 @@ def item_place(request: Request) -> ItemPlace:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _HostedItem:
+class HostedItem:
+    """A request, and the item that it is of."""
+
     work: WorkItem
     item: str
+    """JSON."""
 
     @property
     def key(self) -> SampleKey | None:
@@ -78,7 +79,12 @@ class _HostedItem:
         return len(request.completions) if isinstance(request, PlayTurn) else 0
 
     def message(self) -> bytes:
+        """The request as JSON."""
         return json.dumps(request_message(self.work.request), separators=(",", ":")).encode()
+
+
+Send = Callable[[int, HostedItem], None]
+"""Takes a request to a host, with its number."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -87,8 +93,8 @@ class _Host:
     instance: str
     send: Send | None
     """None: its connection is gone, and may come back."""
-    asked: dict[int, _HostedItem] = field(default_factory=dict)
-    waiting: deque[_HostedItem] = field(default_factory=deque)
+    asked: dict[int, HostedItem] = field(default_factory=dict)
+    waiting: deque[HostedItem] = field(default_factory=deque)
     """For a place with it: their sessions are here."""
     sessions: OrderedDict[SampleKey, None] = field(default_factory=OrderedDict)
     """Least recently asked first."""
@@ -120,15 +126,15 @@ class AgentHosts:
         self._homes: dict[SampleKey, _Host] = {}
         self._makers: OrderedDict[ItemPlace, _Host] = OrderedDict()
         """Who has asked for an item: that program goes on as the item's first sample."""
-        self._turns: deque[_HostedItem] = deque()
-        self._prompts: deque[_HostedItem] = deque()
+        self._turns: deque[HostedItem] = deque()
+        self._prompts: deque[HostedItem] = deque()
         self._next_number = 0
 
     # ---- what is asked
 
     def ask(self, work: WorkItem, *, item: str) -> None:
         """Have a prompt made or a turn answered."""
-        self._line(_HostedItem(work=work, item=item))
+        self._line(HostedItem(work=work, item=item))
         self._dispatch()
 
     def answered(self, name: str, number: int, row: Any) -> None:  # noqa: ANN401 - JSON
@@ -150,7 +156,7 @@ class AgentHosts:
         self._finish(asked.work, row)
         self._dispatch()
 
-    def _line(self, asked: _HostedItem, *, first: bool = False) -> None:
+    def _line(self, asked: HostedItem, *, first: bool = False) -> None:
         """Put it where it waits; `first`: it has waited already."""
         home = self._homes.get(asked.key) if asked.key is not None else None
         if home is None and asked.key is not None and (maker := self._taken(asked.place)) is not None:
@@ -171,7 +177,7 @@ class AgentHosts:
                 return
             self._give(min(free, key=lambda one: one.load), line.popleft())
 
-    def _give(self, host: _Host, asked: _HostedItem) -> None:
+    def _give(self, host: _Host, asked: HostedItem) -> None:
         self._next_number += 1
         host.asked[self._next_number] = asked
         if asked.key is not None and not host.leaving:
@@ -182,9 +188,9 @@ class AgentHosts:
                 self.forget(next(iter(host.sessions)))
         self._send(host, self._next_number, asked)
 
-    def _send(self, host: _Host, number: int, asked: _HostedItem) -> None:
+    def _send(self, host: _Host, number: int, asked: HostedItem) -> None:
         assert host.send is not None, f"{host.name} is connected"
-        host.send(number, asked.message(), asked.item)
+        host.send(number, asked)
 
     def _taken(self, place: ItemPlace) -> _Host | None:
         """Who has made the item's prompt: the program that did is a sample's now."""

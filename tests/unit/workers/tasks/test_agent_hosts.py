@@ -17,7 +17,7 @@ from streamrl_workers.scheduler.records import Dropped
 from streamrl_workers.scheduler.server.executor import Executor
 from streamrl_workers.scheduler.server.lifetime import ExitDecision
 from streamrl_workers.tasks import agent_hosts
-from streamrl_workers.tasks.agent_hosts import MAX_LOSSES, AgentHosts
+from streamrl_workers.tasks.agent_hosts import MAX_LOSSES, AgentHosts, HostedItem
 from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, ScoreSample, TaskPoolError
 from streamrl_workers.tasks.worker_slots import WorkItem
@@ -55,10 +55,10 @@ class Hosts:
         sent = self.sent[name] = {}
         self.lives += 1
 
-        def send(number: int, request: bytes, item: str) -> None:
-            assert item == "{}"
+        def send(number: int, asked: HostedItem) -> None:
+            assert asked.item == "{}"
             assert len(sent) < PLACES, "no more than it has places"
-            sent[number] = json.loads(request)[1]
+            sent[number] = json.loads(asked.message())[1]
 
         self.all.joined(name, instance=instance or f"life {self.lives}", send=send)
 
