@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR
+from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 from streamrl.keys import ENV_MODEL_PATH
+from streamrl_workers.tasks.values import NeedPrompts
 from support.agent_links import linked
-from support.agent_pools import SEVERAL_TURNS, Sample, begun
+from support.agent_pools import SEVERAL_TURNS, Sample, agents, begun
 from support.chat_models import TOOL_TEMPLATE, save_tokenizer
 from support.runs import wait_for
-from support.task_pools import wait_ended
+from support.task_jobs import CHAIN_SUM
+from support.task_pools import running_pool, wait_ended
 
 NOTED = """
 import os, pathlib
@@ -113,7 +115,13 @@ earn(float(bool(answer.choices[0].message.tool_calls)))
 async def test_the_chat_template_comes_from_the_scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save_tokenizer(tmp_path / "model", template=TOOL_TEMPLATE)
     monkeypatch.setenv(ENV_MODEL_PATH, model)  # of the task pool; the links are not told
-    async with linked(tmp_path, CHAT, names=("a",), chat={}, model_path=model) as links:
+    async with linked(tmp_path, CHAT, names=(), chat={}, model_path=model) as links:
+        socket = tmp_path / "tasks" / "socket"
+        socket.parent.mkdir()
+        links.start_container("agents", socket=socket)
+        links.start("a", socket=socket)
+        await links.until(hosts=1)
+        assert {path.name for path in socket.parent.iterdir()} == {"socket"}, "programs can write here"
         sample = await begun(links.pool)
         assert sample.prompt.endswith("+1=<|im_end|>\n<|im_start|>assistant\n")
         assert '"name": "add"' in sample.prompt
@@ -121,10 +129,49 @@ async def test_the_chat_template_comes_from_the_scheduler(tmp_path: Path, monkey
         assert (last.reward, last.done) == (1.0, True)
 
 
-async def test_a_program_that_is_not_there_ends_its_link_with_a_line(tmp_path: Path) -> None:
+async def test_a_program_that_is_not_there_ends_its_link_with_a_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="streamrl.scheduler")
     async with linked(tmp_path, SEVERAL_TURNS, names=()) as links:
         job = (links.folder / "job.json").read_text()
         (links.folder / "job.json").write_text(job.replace('["python","agent.py"]', '["no-such-program"]'))
         links.start("a")
         assert await links.ended("a") == EXIT_USER_ERROR
         assert "spec.task.agent.command: must begin with a program on the PATH" in links.logs()
+    assert not any("has joined" in line for line in caplog.messages), "nothing is asked of a host that is not up"
+
+
+CRASHING = """
+import os
+from reasoning_gym.arithmetic.chain_sum import ChainSumDataset
+
+def crash(self, index):
+    os._exit(9)
+
+def value(*, prompt, completion, answer, metadata):
+    return 0.0
+
+ChainSumDataset.__getitem__ = crash
+"""
+
+
+async def test_an_item_whose_reading_ends_its_reader_is_named(tmp_path: Path) -> None:
+    agent = {"command": ["python", "agent.py"], "pool": {}}
+    rewards = [{"name": "own", "python": {"function": "crashing:value"}}]
+    async with running_pool(
+        tmp_path, modules={"crashing": CRASHING}, rewards=rewards, agent=agent, dataset=CHAIN_SUM
+    ) as pool:
+        with pytest.raises(UserError, match="train prompt 4 cannot be made: the item reader ended twice"):
+            await pool.prompts(split="train", first_index=4, count=3)
+
+
+async def test_a_turn_does_not_wait_for_items_that_are_read_ahead(tmp_path: Path) -> None:
+    async with agents(tmp_path, SEVERAL_TURNS, pool={}) as pool:
+        hosts = pool.agent_hosts
+        assert hosts is not None
+        pool.put(NeedPrompts(split="train", first_index=0, count=1))
+        await asyncio.to_thread(wait_for, lambda: hosts.numbers["waiting_prompts"], what="an item that is read")
+        pool.put(NeedPrompts(split="train", first_index=1, count=50))
+        pool.put(Sample(pool, "0+1=").request())
+        assert hosts.numbers["waiting"] == 1

@@ -69,19 +69,27 @@ class Links:
         assert self.server is not None
         await self.server.stop(0)
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
-        """A link, and with it an agent host."""
+    def start(self, name: str, *, socket: Path | None = None) -> subprocess.Popen[bytes]:
+        """A link, and with it an agent host; `socket`: of the container that has it."""
         environment = {
             keys.ENV_RUN_DIR: str(self.folder),
             keys.ENV_CODE_DIR: str(self.folder.parent),
             keys.ENV_PROCESS: name,
             keys.ENV_TOKEN: TOKEN,
             keys.ENV_SCHEDULER_ADDRESS: f"127.0.0.1:{self.port}",
+            **({} if socket is None else {keys.ENV_TASKS_SOCKET: str(socket)}),
         }
+        return self._run("streamrl_workers.agent_link", name, environment)
+
+    def start_container(self, name: str, *, socket: Path) -> subprocess.Popen[bytes]:
+        """The container of a link's host."""
+        return self._run("streamrl_workers.tasks.host", name, {keys.ENV_TASKS_SOCKET: str(socket)})
+
+    def _run(self, module: str, name: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         inherited = {key: value for key, value in os.environ.items() if key != keys.ENV_MODEL_PATH}
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "streamrl_workers.agent_link"],
+                [sys.executable, "-m", module],
                 env=inherited | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

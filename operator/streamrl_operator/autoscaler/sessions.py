@@ -1,6 +1,6 @@
 """The policy `auto` of a pool of agents: as many hosts as sessions ask for.
 
-    n = sessions that are played or wait / places of a host, rounded up
+    n = (sessions that are played + turns that wait) / places of a host, rounded up
 
 It grows at once to n, since what waits holds generators up. It shrinks one by one, each time after a cool-down in which n was lower
 all the while: a host that leaves has its sessions played again.
@@ -21,7 +21,7 @@ class SessionCounts:
 
     played: int
     waiting: int
-    """Requests without a place."""
+    """Turns without a place; prompts are asked ahead, and can wait."""
     places: int
     """Of one host."""
 

@@ -61,6 +61,8 @@ class AgentLink(SchedulerLink):
         super().__init__(address, method="Agents", patience_s=_PATIENCE_S)
         self._hello = pb.AgentsHello(host_id=host_id, instance=instance)
         self._sessions = sessions
+        self._process = process
+        self._host_is_up = asyncio.Event()
         self._slot = ConcurrentSlot(
             process, name="the agent host", timeout_s=timeout_s, finish=self._on_row, begins_at_once=False
         )
@@ -76,7 +78,15 @@ class AgentLink(SchedulerLink):
 
     async def run_host(self) -> None:
         """Keep the host running. Raises `TaskPoolError`, `UserError`: it cannot be had, or the job's agent cannot be used."""
+        await self._process.connect()
+        self._host_is_up.set()
         await self._slot.run()
+
+    async def run(self) -> None:
+        """Dial once the host is up: who is connected is asked (no deadline: `run_host` has its own)."""
+        await self._host_is_up.wait()
+        self._seen_s = time.monotonic()
+        await super().run()
 
     def leave(self) -> bool:
         """Take nothing more, and end when all is answered; False: there is no link, so nobody waits for anything."""

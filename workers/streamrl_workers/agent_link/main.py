@@ -182,11 +182,10 @@ async def _run(settings: AgentLinkSettings) -> GracefulShutdown:
 
 
 async def _model_path(settings: AgentLinkSettings) -> str:
-    """Where the chat template's tokenizer is; in a pod the other container sees it at the same place."""
+    """Where the chat template's tokenizer is; in a pod the other container reads it at the same place, and cannot write there."""
     if settings.model_path is not None or settings.job.spec.task.chat is None:
         return settings.model_path or ""
-    beside = settings.run_dir if settings.host is None else settings.host.parent
-    return str(await fetch_model(settings.scheduler, run_dir=beside))
+    return str(await fetch_model(settings.scheduler, run_dir=settings.run_dir))
 
 
 class _ForkServers:

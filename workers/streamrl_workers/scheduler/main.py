@@ -255,7 +255,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     executor = Executor(core, journal=run.journal, connections=connections, status=status, ending=run.ending)
     base_dir, run_dir = run.environment.code_dir, run.environment.run_dir
     ranker = RankerClient(choice, base_dir=base_dir, run_dir=run_dir, on_scores=executor.on_ranked)
-    executor.attach(run.pool, ranker=ranker, tracer=run.tracer)
+    executor.attach(run.pool, ranker=ranker, tracer=run.tracer, agent_hosts=run.pool.agent_hosts)
     if run.tracer is not None:
         connections.on_event = run.tracer.event
         status.spans = run.tracer.spans

@@ -4,7 +4,7 @@
   [number, request], with the item in it where there is no data set; produces [number, PLAYING] whenever a program is waited
   for, then [number, row]; ended by the end of its socket, and with it all programs.
 - The item reader (`read_items`) reads items for agent hosts that have no data set. Loop: consumes [number, [split, index]], one at a
-  time; produces [number, text] or [number, failure]; ended by the end of its socket.
+  time; produces [number, MAKING_ITEM], then [number, text] or [number, failure]; ended by the end of its socket.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from streamrl_workers.agents.transcript import Reading, Turn
 from streamrl_workers.process import framing
 from streamrl_workers.tasks import protocol
 from streamrl_workers.tasks.dataset import TaskDataset
-from streamrl_workers.tasks.protocol import MAX_ITEM_BYTES, PLAYING, failure
+from streamrl_workers.tasks.protocol import MAKING_ITEM, MAX_ITEM_BYTES, PLAYING, failure
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, Split
 from streamrl_workers.tasks.worker import ITEMS_KEPT, MAX_ERROR_CHARS, Row, TaskSources, failure_row
 
@@ -110,6 +110,7 @@ def read_items(connection: socket.socket, sources: TaskSources) -> int:
     """Read items until the pool closes the socket. Returns the exit status."""
     while (message := framing.receive(connection)) is not None:
         number, (split, index) = message
+        connection.sendall(framing.encode([number, MAKING_ITEM]))
         try:
             row: Any = _item_text(sources.dataset, split, index)
         except Exception as error:  # noqa: BLE001 - whatever keeps an item from being read is its failure

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamrl_workers.tasks.protocol import agent_row, failure, request_message
-from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Split, TaskPoolError
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, Split, TaskPoolError
 from streamrl_workers.tasks.worker_slots import Finish, WorkItem
 
 MAX_LOSSES = 3
@@ -39,27 +39,30 @@ HOSTS_TIMEOUT_S = 1800.0
 KEPT_PROMPTS = 4096
 """Items of which it is known who has made the prompt."""
 
-Send = Callable[[int, bytes, str], None]
-"""Takes a request to a host: its number, the request as JSON, the item as JSON."""
-_Key = tuple[int, int]
+SampleKey = tuple[int, int]
+"""Group and sample."""
 ItemPlace = tuple[Split, int]
 """Split and index."""
 
 log = logging.getLogger("streamrl.scheduler")
 
 
-def item_place(request: NeedPrompts | PlayTurn) -> ItemPlace:
+def item_place(request: Request) -> ItemPlace:
     """Of the item that a prompt or a turn is of."""
+    assert isinstance(request, NeedPrompts | PlayTurn)
     return request.split, request.first_index if isinstance(request, NeedPrompts) else request.prompt_index
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _HostedItem:
+class HostedItem:
+    """A request, and the item that it is of."""
+
     work: WorkItem
     item: str
+    """JSON."""
 
     @property
-    def key(self) -> _Key | None:
+    def key(self) -> SampleKey | None:
         """Of its session; None: a prompt is to be made."""
         request = self.work.request
         return (request.group_id, request.sample_index) if isinstance(request, PlayTurn) else None
@@ -67,9 +70,7 @@ class _HostedItem:
     @property
     def place(self) -> ItemPlace:
         """Of its item."""
-        request = self.work.request
-        assert isinstance(request, NeedPrompts | PlayTurn)
-        return item_place(request)
+        return item_place(self.work.request)
 
     @property
     def turns(self) -> int:
@@ -78,7 +79,12 @@ class _HostedItem:
         return len(request.completions) if isinstance(request, PlayTurn) else 0
 
     def message(self) -> bytes:
+        """The request as JSON."""
         return json.dumps(request_message(self.work.request), separators=(",", ":")).encode()
+
+
+Send = Callable[[int, HostedItem], None]
+"""Takes a request to a host, with its number."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -87,10 +93,10 @@ class _Host:
     instance: str
     send: Send | None
     """None: its connection is gone, and may come back."""
-    asked: dict[int, _HostedItem] = field(default_factory=dict)
-    waiting: deque[_HostedItem] = field(default_factory=deque)
+    asked: dict[int, HostedItem] = field(default_factory=dict)
+    waiting: deque[HostedItem] = field(default_factory=deque)
     """For a place with it: their sessions are here."""
-    sessions: OrderedDict[_Key, None] = field(default_factory=OrderedDict)
+    sessions: OrderedDict[SampleKey, None] = field(default_factory=OrderedDict)
     """Least recently asked first."""
     prompts: int = 0
     """That it has made, whose programs wait for a sample."""
@@ -117,18 +123,18 @@ class AgentHosts:
         self._awaited = awaited
         self._finish = finish
         self._hosts: dict[str, _Host] = {}
-        self._homes: dict[_Key, _Host] = {}
+        self._homes: dict[SampleKey, _Host] = {}
         self._makers: OrderedDict[ItemPlace, _Host] = OrderedDict()
         """Who has asked for an item: that program goes on as the item's first sample."""
-        self._turns: deque[_HostedItem] = deque()
-        self._prompts: deque[_HostedItem] = deque()
+        self._turns: deque[HostedItem] = deque()
+        self._prompts: deque[HostedItem] = deque()
         self._next_number = 0
 
     # ---- what is asked
 
     def ask(self, work: WorkItem, *, item: str) -> None:
         """Have a prompt made or a turn answered."""
-        self._line(_HostedItem(work=work, item=item))
+        self._line(HostedItem(work=work, item=item))
         self._dispatch()
 
     def answered(self, name: str, number: int, row: Any) -> None:  # noqa: ANN401 - JSON
@@ -146,11 +152,11 @@ class AgentHosts:
             if len(self._makers) > KEPT_PROMPTS:
                 self._taken(next(iter(self._makers)))
         elif asked.key is not None and is_over:
-            self._forget(asked.key)
+            self.forget(asked.key)
         self._finish(asked.work, row)
         self._dispatch()
 
-    def _line(self, asked: _HostedItem, *, first: bool = False) -> None:
+    def _line(self, asked: HostedItem, *, first: bool = False) -> None:
         """Put it where it waits; `first`: it has waited already."""
         home = self._homes.get(asked.key) if asked.key is not None else None
         if home is None and asked.key is not None and (maker := self._taken(asked.place)) is not None:
@@ -171,7 +177,7 @@ class AgentHosts:
                 return
             self._give(min(free, key=lambda one: one.load), line.popleft())
 
-    def _give(self, host: _Host, asked: _HostedItem) -> None:
+    def _give(self, host: _Host, asked: HostedItem) -> None:
         self._next_number += 1
         host.asked[self._next_number] = asked
         if asked.key is not None and not host.leaving:
@@ -179,12 +185,12 @@ class AgentHosts:
             host.sessions[asked.key] = None
             host.sessions.move_to_end(asked.key)
             if len(host.sessions) > self.sessions:
-                self._forget(next(iter(host.sessions)))
+                self.forget(next(iter(host.sessions)))
         self._send(host, self._next_number, asked)
 
-    def _send(self, host: _Host, number: int, asked: _HostedItem) -> None:
+    def _send(self, host: _Host, number: int, asked: HostedItem) -> None:
         assert host.send is not None, f"{host.name} is connected"
-        host.send(number, asked.message(), asked.item)
+        host.send(number, asked)
 
     def _taken(self, place: ItemPlace) -> _Host | None:
         """Who has made the item's prompt: the program that did is a sample's now."""
@@ -193,10 +199,16 @@ class AgentHosts:
             maker.prompts -= 1
         return maker
 
-    def _forget(self, key: _Key) -> None:
+    def forget(self, key: SampleKey) -> None:
+        """A sample has ended: by an answer, by a limit of the scheduler, or with its group."""
         host = self._homes.pop(key, None)
         if host is not None:
             host.sessions.pop(key, None)
+
+    def forget_group(self, group_id: int) -> None:
+        """All samples of a group have ended."""
+        for key in [key for key in self._homes if key[0] == group_id]:
+            self.forget(key)
 
     # ---- who is there
 
@@ -253,7 +265,7 @@ class AgentHosts:
     def _release(self, host: _Host) -> None:
         """Its sessions are anybody's."""
         for key in list(host.sessions):
-            self._forget(key)
+            self.forget(key)
         for place in [place for place, maker in self._makers.items() if maker is host]:
             self._taken(place)
         waiting, host.waiting = list(host.waiting), deque()
@@ -279,12 +291,16 @@ class AgentHosts:
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """For the status: places of a host, hosts that are connected, sessions that they play, requests with them, requests that wait."""
+        """For the status: places of a host, hosts that are connected, sessions that they play, requests with them, turns and prompts that wait.
+
+        The pool grows by sessions and turns: prompts are asked long before they are needed.
+        """
         hosts = self._hosts.values()
         return {
             "places": self.sessions,
             "hosts": sum(host.send is not None for host in hosts),
             "sessions": len(self._homes),
             "asked": sum(len(host.asked) for host in hosts),
-            "waiting": len(self._turns) + len(self._prompts) + sum(len(host.waiting) for host in hosts),
+            "waiting": len(self._turns) + sum(len(host.waiting) for host in hosts),
+            "waiting_prompts": len(self._prompts),
         }

@@ -17,7 +17,7 @@ Loops: one per slot (`worker_slots.py`) and the fork server's listener (`fork_se
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from streamrl import names
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.task import AgentSpec
-from streamrl_workers.tasks.agent_hosts import AgentHosts, item_place
+from streamrl_workers.tasks.agent_hosts import AgentHosts, ItemPlace, item_place
 from streamrl_workers.tasks.fork_server import ForkServer
 from streamrl_workers.tasks.protocol import (
     MAKING_ITEM,
@@ -66,6 +66,8 @@ MAKE_ITEM_TIMEOUT_S = 60.0
 """Longest time to make one item, the user's format function included; slow ones take seconds."""
 MEMORY_LIMIT_BYTES = 4 << 30
 """Growth of one worker's address space; generous, so that only leaks meet it."""
+KEPT_ITEMS_BYTES = 64 << 20
+"""Of items for agent hosts: many of a few kilobytes, some of the largest."""
 CLOSED = "the task pool is closed"
 
 
@@ -112,13 +114,14 @@ class TaskPool:
         agent = job.spec.task.agent
         self._agents = None if agent is None or agent.pool is not None else self._agent_host(agent)
         self._items: ConcurrentSlot | None = None
+        self._texts = ItemTexts(most_bytes=KEPT_ITEMS_BYTES)
         self.agent_hosts: AgentHosts | None = None
         """In processes or pods of their own; None: there are none."""
         if agent is not None and agent.pool is not None:
             self._items = self._item_reader()
             awaited = f"processes {names.AGENTS}-0, ... (pods of {names.pool(job.metadata.name, names.AGENTS)})"
             self.agent_hosts = AgentHosts(
-                sessions=agent.sessions, max_turns=agent.max_turns, awaited=awaited, finish=self._on_row
+                sessions=agent.sessions, max_turns=agent.max_turns, awaited=awaited, finish=self._on_hosted
             )
 
     def _agent_host(self, agent: AgentSpec) -> ConcurrentSlot:
@@ -169,15 +172,25 @@ class TaskPool:
 
     def put(self, request: Request) -> None:
         """Ask for something; its results come by `results`."""
+        if isinstance(request, ScoreSample) and self.agent_hosts is not None:
+            self.agent_hosts.forget((request.group_id, request.sample_index))
         if isinstance(request, ScoreSample) or not (self._agents or self._items):
             self._backlog.put(request)
             return
         for one in single_requests(request):
             work = WorkItem(request=one)
             if self._items is not None:
-                self._items.ask(work, item_place(one), row_of=item_row)
+                self._with_item(work, place=item_place(one), reader=self._items)
             elif self._agents is not None:
                 self._agents.ask(work, request_message(one), row_of=partial(agent_row, one))
+
+    def _with_item(self, work: WorkItem, *, place: ItemPlace, reader: ConcurrentSlot) -> None:
+        """Read its item, or take it from those that were read: turns do not wait behind prompts that are read ahead."""
+        text = self._texts.get(place)
+        if text is None:
+            reader.ask(work, place, row_of=item_row)
+        else:
+            self._on_item(work, text)
 
     async def results(self) -> Sequence[Result]:
         """What has been done since the last call, at least one; waits for it.
@@ -208,10 +221,22 @@ class TaskPool:
                 return
             case {"kind": kind}:
                 self.failures[kind] += 1
-        self._backlog.finish(work, result_of(work.request, row, rewards=self._rewards))
+        try:
+            self._backlog.finish(work, result_of(work.request, row, rewards=self._rewards))
+        except UserError as error:
+            self._backlog.close(error)
+
+    def _on_hosted(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
+        """A prompt dies with its hosts alone, as what a program does is its samples' failure: another try may have it."""
+        match work.request, row:
+            case NeedPrompts(split=split, first_index=index), {"kind": "died", "error": text}:
+                self._backlog.close(TaskPoolError(f"{split} prompt {index} was not made: {text}"))
+            case _:
+                self._on_row(work, row)
 
     def _on_item(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
         if isinstance(row, str) and self.agent_hosts is not None:
+            self._texts.put(item_place(work.request), row)
             self.agent_hosts.ask(work, item=row)
         else:
             self._on_row(work, row)
@@ -268,6 +293,28 @@ def _limits(job: RLJob) -> dict[int, StageLimit]:
     if task.environment is not None:
         limits[PLAYING] = StageLimit(name="environment", timeout_s=task.environment.timeout_seconds)
     return limits
+
+
+class ItemTexts:
+    """The items that were asked for last, as text in ASCII: each turn of each sample of a group has the same one."""
+
+    def __init__(self, *, most_bytes: int) -> None:
+        self._free_bytes = most_bytes
+        self._texts: OrderedDict[ItemPlace, str] = OrderedDict()
+
+    def get(self, place: ItemPlace) -> str | None:
+        """None: it is not kept."""
+        if place in self._texts:
+            self._texts.move_to_end(place)
+        return self._texts.get(place)
+
+    def put(self, place: ItemPlace, text: str) -> None:
+        """Keep it; the one that nobody has asked for the longest goes."""
+        if self.get(place) is None:
+            self._texts[place] = text
+            self._free_bytes -= len(text)
+        while self._free_bytes < 0:
+            self._free_bytes += len(self._texts.popitem(last=False)[1])
 
 
 class Backlog:

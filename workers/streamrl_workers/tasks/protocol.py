@@ -11,7 +11,7 @@
   pool ──▶ agent host       [number, request] of one prompt or turn; with a pool of agents its item is a third part of it
   agent host ──▶ pool       [number, PLAYING] each time before a program is waited for; then [number, row]
   pool ──▶ item reader      [number, [split, index]]; with a pool of agents alone
-  item reader ──▶ pool      [number, item as JSON text] | [number, {"kind", "error"}]
+  item reader ──▶ pool      [number, MAKING_ITEM] as it begins; then [number, item as JSON text] | [number, {"kind", "error"}]
 ```
 Between a pool of agents and the scheduler the same requests and rows travel as bytes of JSON (`AgentsRequest`, `AgentsAnswer`).
 User code can write anything: what does not fit is a `ForeignBytesError`, never a result.

@@ -4,16 +4,24 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamrl_workers.scheduler import effects as fx
+from streamrl_workers.scheduler.records import Dropped
+from streamrl_workers.scheduler.server.executor import Executor
+from streamrl_workers.scheduler.server.lifetime import ExitDecision
 from streamrl_workers.tasks import agent_hosts
-from streamrl_workers.tasks.agent_hosts import MAX_LOSSES, AgentHosts
-from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, TaskPoolError
+from streamrl_workers.tasks.agent_hosts import MAX_LOSSES, AgentHosts, HostedItem
+from streamrl_workers.tasks.pool import TaskPool
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, ScoreSample, TaskPoolError
 from streamrl_workers.tasks.worker_slots import WorkItem
+from support.task_jobs import make_job
 
 PLACES = 2
 
@@ -47,10 +55,10 @@ class Hosts:
         sent = self.sent[name] = {}
         self.lives += 1
 
-        def send(number: int, request: bytes, item: str) -> None:
-            assert item == "{}"
+        def send(number: int, asked: HostedItem) -> None:
+            assert asked.item == "{}"
             assert len(sent) < PLACES, "no more than it has places"
-            sent[number] = json.loads(request)[1]
+            sent[number] = json.loads(asked.message())[1]
 
         self.all.joined(name, instance=instance or f"life {self.lives}", send=send)
 
@@ -79,14 +87,15 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_what_waits_takes_the_places_that_there_are_and_turns_go_first() -> None:
     hosts = Hosts()
     hosts.ask(*(prompt(item) for item in range(4)), *(turn(sample, item=9) for sample in range(3)))
-    assert hosts.all.numbers["waiting"] == 7
+    assert (hosts.all.numbers["waiting"], hosts.all.numbers["waiting_prompts"]) == (3, 4)
     hosts.join("a")
     assert hosts.samples("a") == [0, 1]
     hosts.join("b")
     assert hosts.samples("b") == [2, -1]
     hosts.answer("a", ends=True)
     assert hosts.samples("a") == [1, -1]
-    assert hosts.all.numbers == {"places": 2, "hosts": 2, "sessions": 2, "asked": 4, "waiting": 2}
+    expected = {"places": 2, "hosts": 2, "sessions": 2, "asked": 4, "waiting": 0, "waiting_prompts": 2}
+    assert hosts.all.numbers == expected
 
 
 async def test_a_session_stays_with_its_host_and_new_ones_go_where_there_are_fewest() -> None:
@@ -174,6 +183,46 @@ async def test_a_request_that_loses_host_after_host_has_failed() -> None:
     assert str(MAX_LOSSES) in row["error"]
 
 
+def pool_with_hosts(base_dir: Path) -> tuple[TaskPool, AgentHosts]:
+    """A pool without processes, and its hosts."""
+    job = make_job(agent={"command": ["x"], "pool": {}}, rewards=[{"name": "game", "environment": {}}])
+    pool = TaskPool(job, base_dir=base_dir)
+    assert pool.agent_hosts is not None
+    return pool, pool.agent_hosts
+
+
+async def test_a_prompt_that_loses_host_after_host_is_no_fault_of_the_job(tmp_path: Path) -> None:
+    pool, hosts = pool_with_hosts(tmp_path)
+    hosts.ask(WorkItem(request=prompt(7)), item="{}")
+    for life in range(MAX_LOSSES + 1):
+        hosts.joined("a", instance=f"life {life}", send=lambda *_: None)
+    with pytest.raises(TaskPoolError, match=f"train prompt 7 was not made: agent: {MAX_LOSSES} agent hosts were lost"):
+        await pool.results()
+
+
+async def test_a_session_ends_with_its_sample_or_its_group(tmp_path: Path) -> None:
+    """However that ends: by the scheduler's own limits, or because the group is dropped."""
+    pool, hosts = pool_with_hosts(tmp_path)
+    hosts.joined("a", instance="one", send=lambda *_: None)
+    for sample in range(3):
+        hosts.ask(WorkItem(request=turn(sample)), item="{}")
+    for number in range(1, 4):
+        hosts.answered("a", number, ["next", 0.0, False, False])
+    assert hosts.numbers["sessions"] == 3
+    pool.put(ScoreSample(group_id=0, sample_index=1, split="train", prompt_index=0, completion="a"))
+    assert hosts.numbers["sessions"] == 2
+
+    nowhere: Any = SimpleNamespace(
+        to_generator=None, to_trainer=None, append=lambda _: None, ask=None, in_portions=False
+    )
+    executor = Executor(nowhere, journal=nowhere, connections=nowhere, status=nowhere, ending=ExitDecision())
+    executor.attach(pool, ranker=nowhere, agent_hosts=hosts)
+    for group_id, left in ((1, 2), (0, 0)):
+        dropped = Dropped(group_id=group_id, reason="too_old")
+        executor.call(lambda dropped=dropped: [fx.Write(sequence=1, record=dropped)])
+        assert hosts.numbers["sessions"] == left
+
+
 @pytest.mark.parametrize(
     "row", [["text"], ["a", "b", False], ["\udc80", 0.0, False], None, {"kind": "odd", "error": ""}]
 )
@@ -235,7 +284,8 @@ def test_whatever_hosts_do_each_request_is_answered_once(data: st.DataObject) ->
                     hosts.all.left(name)
                     hosts.sent.pop(name, None)
             numbers = hosts.all.numbers
-            assert numbers["asked"] + numbers["waiting"] + len(hosts.done) == asked
+            waiting = numbers["waiting"] + numbers["waiting_prompts"]
+            assert numbers["asked"] + waiting + len(hosts.done) == asked
             assert numbers["sessions"] <= PLACES * 3
         for name in "abc":
             hosts.join(name)

@@ -5,6 +5,7 @@ Owns what each event of the link does. Does not own who plays what (`tasks/agent
 """
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from streamrl.proto import stream_pb2 as pb
@@ -16,9 +17,8 @@ from streamrl_workers.scheduler.server.connections import (
     dispatch,
     log,
 )
-from streamrl_workers.scheduler.server.peer_messages import LIMIT_BYTES
-from streamrl_workers.stream.messages import PROMPT_BYTES, ProtocolError
-from streamrl_workers.tasks.agent_hosts import AgentHosts
+from streamrl_workers.stream.messages import ProtocolError
+from streamrl_workers.tasks.agent_hosts import AgentHosts, HostedItem
 
 
 class AgentHostHandler(PeerHandler):
@@ -28,8 +28,7 @@ class AgentHostHandler(PeerHandler):
 
     def __init__(self, connections: Connections, hosts: AgentHosts, *, hello: pb.AgentsHello, life: str) -> None:
         """`life`: of this scheduler."""
-        waiting_bytes = LIMIT_BYTES + hosts.sessions * PROMPT_BYTES  # it has so many requests at most
-        link = PeerLink(f"agent host {hello.host_id}", limit_bytes=waiting_bytes)
+        link = PeerLink(f"agent host {hello.host_id}")
         super().__init__(connections, AgentHostEntry(link=link, hello=hello))
         self._hosts = hosts
         self._life = life
@@ -54,8 +53,14 @@ class AgentHostHandler(PeerHandler):
     def _left(self) -> None:
         self.on_leave()
 
-    def _send(self, number: int, request: bytes, item: str) -> None:
-        self.entry.link.send(pb.AgentsCommand(request=pb.AgentsRequest(number=number, request=request, item=item)))
+    def _send(self, number: int, asked: HostedItem) -> None:
+        """Written out when it is its turn: a link that comes back is asked all again, with long histories."""
+
+        def make() -> Iterator[bytes]:
+            request = pb.AgentsRequest(number=number, request=asked.message(), item=asked.item)
+            yield pb.AgentsCommand(request=request).SerializeToString()
+
+        self.entry.link.send_later(make)
 
     def _on_answer(self, answer: pb.AgentsAnswer) -> None:
         try:

@@ -14,16 +14,19 @@ records, as after a kill.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ParamSpec, Protocol
 
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.journal.writer import JournalWriter
+from streamrl_workers.scheduler.records import Dropped
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.lifetime import ExitDecision, report
 from streamrl_workers.scheduler.server.ranker_client import RankerClient
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from streamrl_workers.scheduler.traces.tracer import Tracer
+from streamrl_workers.tasks.agent_hosts import AgentHosts
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, Result, Score, ScoreSample, TurnAnswer
 
 
@@ -68,10 +71,19 @@ class Executor:
             fx.Failed: lambda effect: ending.user_error(effect.reason),
         }
 
-    def attach(self, pool: TaskSource, *, ranker: RankerClient, tracer: Tracer | None = None) -> None:
-        """Connect the task pool, the ranker, and who tells of what is done; before the first effect."""
+    def attach(
+        self,
+        pool: TaskSource,
+        *,
+        ranker: RankerClient,
+        tracer: Tracer | None = None,
+        agent_hosts: AgentHosts | None = None,
+    ) -> None:
+        """Connect the task pool, the ranker, who tells of what is done, and who plays samples; before the first effect."""
         self._carry_out[fx.AskRanker] = ranker.ask
         self._carry_out |= dict.fromkeys((NeedPrompts, ScoreSample, PlayTurn), pool.put)
+        if agent_hosts is not None:
+            self._carry_out[fx.Write] = _both(partial(_forget_dropped, agent_hosts), self._carry_out[fx.Write])
         if tracer is not None:
             self._on_result = tracer.result
             self._carry_out |= {kind: _both(watch, self._carry_out[kind]) for kind, watch in tracer.effects.items()}
@@ -127,6 +139,11 @@ class Executor:
         if not effect.trajectories:
             effect = replace(effect, trajectories=self._journal.samples_of(effect.group_id))
         self._connections.deliver_group(effect)
+
+
+def _forget_dropped(hosts: AgentHosts, effect: fx.Write) -> None:
+    if isinstance(effect.record, Dropped):
+        hosts.forget_group(effect.record.group_id)
 
 
 def _both(watch: Callable[[Any], None], act: Callable[[Any], None]) -> Callable[[Any], None]:
