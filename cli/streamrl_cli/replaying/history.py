@@ -37,7 +37,6 @@ class HistoryStep:
 class RunHistory:
     """All steps of a run, from 0 on."""
 
-    run_dir: Path
     job: RLJob
     steps: tuple[HistoryStep, ...]
     last_hash: bytes
@@ -74,7 +73,7 @@ def read_history(run_dir: Path, *, end: int | None = None) -> RunHistory:
         raise UserError(field=str(run_dir), rule="has no samples of a step", fix=_FIX)
     batch = job.spec.pipeline.batch_groups
     steps = tuple(_step(run_dir, step, taken.get(step, []), batch=batch) for step in range(max(taken) + 1))
-    return RunHistory(run_dir=run_dir, job=job, steps=steps, last_hash=last_hash)
+    return RunHistory(job=job, steps=steps, last_hash=last_hash)
 
 
 def _step(run_dir: Path, step: int, found: list[StoredGroup], *, batch: int) -> HistoryStep:

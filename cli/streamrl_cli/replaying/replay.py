@@ -9,14 +9,14 @@ import argparse
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_USER_ERROR, UserError
 from streamrl_cli import console
-from streamrl_cli.replaying.history import RunHistory, read_history
+from streamrl_cli.replaying.history import read_history
 from streamrl_cli.runner.folder import RunFolder, check_code_dir, create_folder, open_folder, private_files
 from streamrl_cli.runner.lone_trainer import start_lone_trainer
 from streamrl_cli.runner.prepare import prepare_model
@@ -43,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
     check_code_dir(source)
     if source.job.spec.trainer.nodes > 1:
         raise UserError(field="spec.trainer.nodes", rule="must be 1 to be replayed", got=source.job.spec.trainer.nodes)
-    history = read_history(source.path, end=args.to_step)
+    hashes = _hashes(source.path, end=args.to_step)
     with private_files() as umask:
         place = Path(tempfile.mkdtemp(prefix="streamrl-replay-"))
         names_a_log = False
         try:
-            return asyncio.run(_replay(history, source=source, place=place, umask=umask))
+            return asyncio.run(_replay(hashes, source=source, place=place, umask=umask))
         except RunFailedError as failure:
             console.err(f"streamrl: {failure}")
             names_a_log = failure.exit_code != EXIT_USER_ERROR
@@ -58,21 +58,29 @@ def run(args: argparse.Namespace) -> int:
                 shutil.rmtree(place)
 
 
-async def _replay(history: RunHistory, *, source: RunFolder, place: Path, umask: int) -> int:
+def _hashes(run_dir: Path, *, end: int | None) -> list[bytes]:
+    """Of every version; empty: it is not known. Nothing else is kept: the trainer reads the samples itself."""
+    history = read_history(run_dir, end=end)
+    return [history.hash_of(version) for version in range(len(history.steps) + 1)]
+
+
+async def _replay(hashes: Sequence[bytes], *, source: RunFolder, place: Path, umask: int) -> int:
     folder = create_folder(source.job, base_dir=source.base_dir, parent=place, path=place / source.name)
     simulated = source.job.spec.trainer.engine.simulated is not None
     model = "" if simulated else await prepare_model(folder, report=lambda _: None, say=console.err, umask=umask)
     compared = version = 0
-    async with aclosing(_versions(history, folder=folder, model=model)) as versions:  # the trainer ends with it
+    steps = len(hashes) - 1
+    retrained = _versions(str(source.path), str(steps), folder=folder, model=model)
+    async with aclosing(retrained) as versions:  # the trainer ends with it
         async for found in versions:
-            said = history.hash_of(version)
+            said = hashes[version]
             if said and said.hex() != found:
                 console.out(_difference(version, run=said.hex(), here=found))
                 return EXIT_FAULT
             compared += bool(said)
             console.out(f"version {version}  {found[:_SHOWN_CHARS]}  {'same' if said else 'not known of the run'}")
             version += 1
-    console.out(f"{len(history.steps)} steps replayed: {compared} of {version} versions compared, all are the same")
+    console.out(f"{steps} steps replayed: {compared} of {version} versions compared, all are the same")
     return EXIT_DONE
 
 
@@ -82,10 +90,9 @@ def _difference(version: int, *, run: str, here: str) -> str:
     return f"version {version} differs: {hashes}; {cause}"
 
 
-async def _versions(history: RunHistory, *, folder: RunFolder, model: str) -> AsyncGenerator[str]:
+async def _versions(*arguments: str, folder: RunFolder, model: str) -> AsyncGenerator[str]:
     """Hash of each version, in hexadecimal. Raises `RunFailedError`: the trainer has failed, or takes too long."""
     log = folder.file(keys.DIR_LOGS, "trainer-0.log")
-    arguments = (str(history.run_dir), str(len(history.steps)))
     async with start_lone_trainer(folder, _PROCESS, *arguments, model=model) as process:
         assert process.stdout is not None, "it is a pipe"
         while True:

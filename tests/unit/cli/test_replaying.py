@@ -87,7 +87,7 @@ def test_no_step_is_nothing_to_replay(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("patience_s", "code", "said"),
-    [(60.0, 1, "version 0 differs: "), (0.0, 2, "streamrl: the trainer made no version within 0 s; see ")],
+    [(3600.0, 1, "version 0 differs: "), (0.0, 2, "streamrl: the trainer made no version within 0 s; see ")],
 )
 def test_a_hash_that_differs_and_a_trainer_that_fails_have_codes_of_their_own(
     patience_s: float,
