@@ -170,7 +170,7 @@ def test_killed_at_random_no_turn_is_lost_or_played_twice(
 
 @pytest.mark.timeout(400)
 def test_programs_that_misbehave_are_counted_and_the_run_ends_well(tmp_path: Path) -> None:
-    run = start(tmp_path, ODD + ONE, steps=12, step_s=0.0, timeoutSeconds=10, maxTurns=4)
+    run = start(tmp_path, ODD + ONE, steps=12, step_s=0.0, timeoutSeconds=20, maxTurns=4)
     assert run.wait_end() == 0, run.logs()
     run.assert_exact()
     steps = lines(run, "steps.jsonl")

@@ -49,6 +49,8 @@ def settings(**changes) -> SchedulerSettings:
 class World:
     """The core and everybody around it."""
 
+    ours = True  # all tokens are by `next_token`
+
     def __init__(
         self, job: SchedulerSettings, *, slots: tuple[int, ...] = (3, 2), lengths: Lengths | None = None
     ) -> None:
@@ -382,7 +384,7 @@ class World:
         for group in groups:
             assert len(group.samples) == self.job.group_size
             for trajectory in group.samples:
-                check_trajectory(trajectory, max_turns=self.job.max_turns, partial=self.job.partial_rollouts)
+                check_trajectory(trajectory, job=self.job, ours=self.ours)
             first = min(trajectory.spans[0].step for trajectory in group.samples)
             assert step - first <= self.job.staleness
             self.staleness_seen.add(step - first)

@@ -43,6 +43,8 @@ LEASE_S = 10.0
 class PeerWorld(World):
     """A world behind the real service. Construct in a running event loop; `close` takes back what it has put in its tables."""
 
+    ours = False  # peers say what they like
+
     def __init__(
         self, job: SchedulerSettings, *, slots: tuple[int, ...], tables: sqlite3.Connection, folder: Path
     ) -> None:

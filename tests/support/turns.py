@@ -5,6 +5,7 @@ from itertools import islice
 from zlib import crc32
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.stream.packing import pack_float32, unpack_float32, unpack_int32
 
 TURN_TOKEN, OBSERVED_TOKEN, CONTEXT_TOKEN = (number.to_bytes(4, "little") for number in (1, 2, 3))
@@ -47,17 +48,17 @@ def next_token(request: pb.SampleRequest, *, version: tuple[int, int], finish: s
     )
 
 
-def check_trajectory(trajectory: pb.Sample, *, max_turns: int | None, partial: bool = True) -> None:
+def check_trajectory(trajectory: pb.Sample, *, job: SchedulerSettings, ours: bool = True) -> None:
     """Segments cover the tokens and tell turns, observations and contexts apart; each drawn token stands behind what its engine had.
-    Unless rollouts may be `partial`, each turn is of one version."""
-    tokens = unpack_int32(trajectory.tokens)
+    Without partial rollouts each turn is of one version. `ours`: tokens are by `next_token`, which tells what the engine had."""
+    max_turns, tokens = job.max_turns, unpack_int32(trajectory.tokens)
     assert len(tokens) == sum(span.tokens for span in trajectory.spans)
     assert bool(trajectory.segments) == (max_turns is not None)
     segments = trajectory.segments or [pb.Segment(tokens=len(tokens))]
     kinds = [segment.observation + segment.context for segment in segments for _ in range(segment.tokens)]
     assert [1 + kind for kind in kinds] == list(tokens)
-    assert list(unpack_float32(trajectory.logprobs)) == list(_expected_logprobs(trajectory, segments))
-    assert partial or all(len(versions) <= 1 for versions in _versions(trajectory, segments))
+    assert not ours or list(unpack_float32(trajectory.logprobs)) == list(_expected_logprobs(trajectory, segments))
+    assert job.partial_rollouts or all(len(versions) <= 1 for versions in _versions(trajectory, segments))
     if max_turns is None:
         return
     turns = [segment for segment in trajectory.segments if not segment.observation]

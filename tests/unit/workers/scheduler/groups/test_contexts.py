@@ -49,7 +49,7 @@ def test_a_context_is_asked_for_as_a_prompt_and_stored_where_it_began() -> None:
         (2, True, False),
         (1, False, False),
     ]
-    check_trajectory(found, max_turns=4)
+    check_trajectory(found, job=run.job)
     assert list(unpack_int32(found.prompt_tokens)) == [0, 0], "the sample's prompt is that of its first context"
 
 
@@ -64,7 +64,7 @@ def test_each_further_context_is_another_draw_and_sees_nothing_of_the_others() -
     play(run, request.lease)
     run.answer_turn(done=True)
     finish_others(run)
-    check_trajectory(trajectory(run), max_turns=4)
+    check_trajectory(trajectory(run), job=run.job)
     assert sum(context for *_, context in shape(trajectory(run))) == 3
 
 
@@ -91,7 +91,7 @@ def test_a_turn_of_a_context_that_is_lost_goes_on_from_its_tokens() -> None:
     run.answer_turn(done=True)
     finish_others(run)
     assert shape(trajectory(run)) == [(2, False, False), (3, True, True), (3, False, False)]
-    check_trajectory(trajectory(run), max_turns=3)
+    check_trajectory(trajectory(run), job=run.job)
 
 
 def refused(run: World, item: pb.Progress) -> pb.SampleRequest:

@@ -33,7 +33,7 @@ def test_three_turns_become_one_trajectory_of_segments():
     shape = [(segment.tokens, segment.observation, segment.reward) for segment in found.segments]
     assert shape == [(2, False, 0.5), (3, True, 0.0), (1, False, 0.5), (3, False, 0.5)]
     assert list(unpack_int32(found.tokens)) == [1, 1, 2, 2, 2, 1, 1, 1, 1]
-    check_trajectory(found, max_turns=3)
+    check_trajectory(found, job=run.job)
     assert found.finish_reason == "stop"
 
 
