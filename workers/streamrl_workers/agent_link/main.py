@@ -46,8 +46,7 @@ from streamrl_workers.process.environment_variables import (
     required,
     worker_variables,
 )
-from streamrl_workers.process.heartbeat import beat_from
-from streamrl_workers.process.shutdown import GracefulShutdown, first_of, serve_until_told, watch_parent
+from streamrl_workers.process.shutdown import GracefulShutdown, first_of, live, watch_parent
 from streamrl_workers.stream.channel import SchedulerLostError
 from streamrl_workers.stream.messages import ProtocolError, RefusedError
 from streamrl_workers.stream.model_files import fetch_model
@@ -135,17 +134,14 @@ def main() -> int:
 
 async def _life(settings: AgentLinkSettings) -> int:
     """Until the process ends: its work, and what follows it in a pod."""
-    beat_from(asyncio.get_running_loop())
-    shutdown = await _run(settings)
-    if not shutdown.was_asked and settings.variables.serve_until_told:
-        await serve_until_told(
-            run_dir=settings.run_dir,
-            process=settings.process,
-            host=settings.variables.bind_host,
-            port=settings.signals_port,
-            status={"ended": True},
-        )
-    return EXIT_RETRY if shutdown.cut_short else EXIT_DONE
+    return await live(
+        _run(settings),
+        stays=settings.variables.serve_until_told,
+        run_dir=settings.run_dir,
+        process=settings.process,
+        host=settings.variables.bind_host,
+        port=settings.signals_port,
+    )
 
 
 async def _run(settings: AgentLinkSettings) -> GracefulShutdown:

@@ -21,9 +21,6 @@ import logging
 import time
 from dataclasses import replace
 
-import grpc
-import grpc.aio
-
 from streamrl.liveness import SCHEDULER_LOST_S
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.generator.engine_loop import EngineLoop
@@ -91,19 +88,9 @@ class GeneratorLink(SchedulerLink):
         joiner = Joiner(pb.GeneratorCommand)
         if not await self._patiently(self._greet(call, joiner), missing="no welcome"):
             return True
-        reader = asyncio.create_task(self._read(call, joiner), name="link-reader")
-        writer = asyncio.create_task(self._write(call), name="link-writer")
-        try:
-            if await self._dialler.outlived(reader, writer, is_leaving=lambda: self._loop.leaving):
-                return False
-            if writer.done():
-                with contextlib.suppress(grpc.RpcError):  # the call is over, and the reader knows why
-                    writer.result()  # a fault of ours, or we have left
-            return await self._patiently(reader, missing="the scheduler did not end the link")
-        finally:
-            for task in (reader, writer):
-                task.cancel()
-            await asyncio.wait({reader, writer})
+        return await self._read_and_write(
+            self._read(call, joiner), self._write(call), is_leaving=lambda: self._loop.leaving
+        )
 
     async def _greet(self, call: Call, joiner: _Joiner) -> bool:
         """Say hello and hear the welcome; False: it was `Stop`, the run is over.

@@ -12,13 +12,14 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from streamrl.errors import EXIT_RETRY, UserError
+from streamrl.errors import EXIT_DONE, EXIT_RETRY, UserError
 from streamrl.keys import ENV_PARENT_WATCH_FD
 from streamrl_workers.metrics.signals import Signals, SignalsServer
+from streamrl_workers.process.heartbeat import beat_from
 from streamrl_workers.stream.run_folder import write_endpoint
 
 
@@ -112,3 +113,14 @@ async def first_of(**parts: Coroutine[Any, Any, Any]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.result()
+
+
+async def live(
+    work: Awaitable[GracefulShutdown], *, stays: bool, run_dir: Path, process: str, host: str, port: int
+) -> int:
+    """The work of a process that may be asked to leave; then, if it `stays` (in a pod) and nobody asked, its page. The exit code."""
+    beat_from(asyncio.get_running_loop())
+    shutdown = await work
+    if not shutdown.was_asked and stays:
+        await serve_until_told(run_dir=run_dir, process=process, host=host, port=port, status={"ended": True})
+    return EXIT_RETRY if shutdown.cut_short else EXIT_DONE

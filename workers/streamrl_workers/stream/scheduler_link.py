@@ -9,12 +9,13 @@ does when connections break again and again. With certificates a connection give
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -95,6 +96,24 @@ class SchedulerLink(ABC):
                 raise SchedulerLostError(f"{awaited}; last: {self.fault}")
             await self._backoff.pause()
         await self._dialler.close()
+
+    async def _read_and_write(
+        self, reading: Coroutine[Any, Any, bool], writing: Coroutine[Any, Any, None], *, is_leaving: Callable[[], bool]
+    ) -> bool:
+        """Both sides of a call, until the scheduler has ended it or a successor takes over; True: this was the last conversation."""
+        reader = asyncio.create_task(reading, name="link-reader")
+        writer = asyncio.create_task(writing, name="link-writer")
+        try:
+            if await self._dialler.outlived(reader, writer, is_leaving=is_leaving):
+                return False
+            if writer.done():
+                with contextlib.suppress(grpc.RpcError):  # the call is over, and the reader knows why
+                    writer.result()  # a fault of ours, or we have left
+            return await self._patiently(reader, missing="the scheduler did not end the link")
+        finally:
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.wait({reader, writer})
 
     async def _connection(self) -> bool:
         """One connection; True when it was the last one."""

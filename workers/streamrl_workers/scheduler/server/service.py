@@ -174,9 +174,8 @@ class SchedulerService:
     async def agents(self, frames: Frames, context: Context) -> None:
         """The connection of an agent host's link."""
         if self.agent_hosts is None:
-            await greeting(
-                self.door.agents_events(frames), context, kind="agent host"
-            )  # who is cut off while it speaks does not hear why
+            # Who is cut off while it speaks does not hear why.
+            await greeting(self.door.agents_events(frames), context, kind="agent host")
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the job has no task.agent.pool")
         await self._serve(_agent_host, frames, self.door.agents_events, context, kind="agent host")
 
