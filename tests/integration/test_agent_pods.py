@@ -96,7 +96,6 @@ def test_pods_and_containers_are_lost_in_turns_and_every_sum_is_right(pods: Pods
 
 def test_only_its_own_role_may_dial_as_an_agent_host(pods: Pods) -> None:
     pods.start("scheduler")
-    (pods.base / f"{pods.name}-agents-0" / "tasks").mkdir(parents=True)
     pods.start("agents", pod=f"{pods.name}-agents-0")
     pods.start("link", pod=f"{pods.name}-agents-0", **{keys.ENV_TLS_DIR: str(pods.base / "tls" / "generator")})
     assert pods.wait(f"{pods.name}-agents-0-link") != EXIT_DONE

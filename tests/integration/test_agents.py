@@ -24,7 +24,7 @@ STEP_S = 1.0
 """Half of the steps come after the last kill: time for a busy machine to get there."""
 
 PROGRAM = """
-import json, os, sys, threading, urllib.request
+import json, os, sys, threading, time, urllib.request
 
 def begin(item):
     messages = [{"role": "user", "content": item["question"]}]
@@ -76,7 +76,7 @@ def play(item):
     kind = item["seed"] % 24
     turn()
     if kind == 0:
-        while True: pass
+        time.sleep(10_000)
     if kind == 1:
         raise RuntimeError("no more")
     while kind == 2:
@@ -86,6 +86,7 @@ def play(item):
     if kind == 4:
         os.kill(os.getpid(), 9)
     if kind == 5:
+        os.nice(19)
         while True: print("x" * 1000)
     if kind == 6:
         call("/chat/completions", messages=[{"role": "user", "content": "else"}])
@@ -170,7 +171,7 @@ def test_killed_at_random_no_turn_is_lost_or_played_twice(
 
 @pytest.mark.timeout(400)
 def test_programs_that_misbehave_are_counted_and_the_run_ends_well(tmp_path: Path) -> None:
-    run = start(tmp_path, ODD + ONE, steps=12, step_s=0.0, timeoutSeconds=20, maxTurns=4)
+    run = start(tmp_path, ODD + ONE, steps=12, step_s=0.0, timeoutSeconds=20, maxTurns=4, branches="Fail")
     assert run.wait_end() == 0, run.logs()
     run.assert_exact()
     steps = lines(run, "steps.jsonl")

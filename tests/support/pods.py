@@ -5,9 +5,11 @@ No cluster: what a container would mount lies in a directory, Services are loopb
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -47,6 +49,8 @@ class Pods:
     ca: Authority = field(default_factory=Authority)
     ports: dict[str, int] = field(default_factory=dict)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    sockets: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="streamrl-")))
+    """Of all pods, by their names: a socket's path has a hundred characters at most, which a test's folder may fill."""
 
     @classmethod
     def make(cls, document: dict[str, Any], *, base: Path, secure: bool = True) -> "Pods":
@@ -110,7 +114,6 @@ class Pods:
     def start_agents(self, ordinal: int = 0) -> tuple[str, str]:
         """A pod of agents: its two containers, by their names in `processes`."""
         pod = f"{names.pool(self.name, names.AGENTS)}-{ordinal}"
-        (self.base / pod / "tasks").mkdir(parents=True, exist_ok=True)
         for container in ("agents", "link"):
             self.start(container, pod=pod)
         return f"{pod}-agents", f"{pod}-link"
@@ -132,6 +135,7 @@ class Pods:
         if container == "generator":
             given = containers.generator_variables(self.job, pool=self.job.spec.generators[0], uid=UID)
         elif container == "agents":
+            (self.sockets / pod).mkdir(exist_ok=True)
             given = containers.agents_variables()
         elif container == "link":
             given = containers.agent_link_variables(self.job)
@@ -187,7 +191,7 @@ class Pods:
             names.DIR_RUN: self.base / (pod or "run"),
             names.DIR_STORE_VOLUME: self.base / "store",
             names.DIR_SHARED: self.base / "shared",
-            names.DIR_TASKS: self.base / pod / "tasks",
+            names.DIR_TASKS: self.sockets / pod,
         }
         for directory, place in places.items():
             if value == directory or value.startswith(f"{directory}/"):
@@ -267,3 +271,4 @@ class Pods:
         for child in self.processes.values():
             child.kill()
             child.wait(DEADLINE_S)
+        shutil.rmtree(self.sockets, ignore_errors=True)  # closed twice by some

@@ -131,10 +131,15 @@ class ChildProcess:
         return ""
 
     async def close(self) -> None:
-        """End it: politely by closing the socket, else by SIGKILL."""
+        """End it: politely by closing the socket, else by SIGKILL. It has ended afterwards, also where this task is cancelled meanwhile."""
         self._watch.cancel()
         self.transport.abort()
-        await asyncio.to_thread(_reap, self._process)
+        reaping = asyncio.create_task(asyncio.to_thread(_reap, self._process), name="reap-child")
+        try:
+            await asyncio.shield(reaping)
+        except asyncio.CancelledError:
+            await reaping
+            raise
 
 
 def _reap(process: "subprocess.Popen[bytes]") -> None:

@@ -9,8 +9,12 @@ import pytest
 from streamrl_workers.process import child, framing
 from streamrl_workers.process.child import ChildProcess
 
+MODULE = "streamrl_workers.tasks.fork_server_process"
 
-async def test_one_whose_start_is_cancelled_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """All that were started."""
     begun: list[subprocess.Popen[bytes]] = []
     real = subprocess.Popen
 
@@ -18,20 +22,33 @@ async def test_one_whose_start_is_cancelled_is_gone(monkeypatch: pytest.MonkeyPa
         begun.append(real(*args, **options))
         return begun[-1]
 
+    monkeypatch.setattr(child.subprocess, "Popen", popen)
+    return begun
+
+
+async def test_one_whose_start_is_cancelled_is_gone(
+    monkeypatch: pytest.MonkeyPatch, begun: list[subprocess.Popen[bytes]]
+) -> None:
     opening = asyncio.Event()
 
     async def never(_: object) -> NoReturn:
         opening.set()
         await asyncio.get_running_loop().create_future()
 
-    monkeypatch.setattr(child.subprocess, "Popen", popen)
     monkeypatch.setattr(framing, "open_frames", never)
-    start = ChildProcess.start(
-        "streamrl_workers.tasks.fork_server_process", name="helper", what="a helper", environment={}
-    )
-    task = asyncio.create_task(start)
+    task = asyncio.create_task(ChildProcess.start(MODULE, name="helper", what="a helper", environment={}))
     await asyncio.wait_for(opening.wait(), timeout=60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    assert begun[0].returncode is not None
+
+
+async def test_one_whose_close_is_cancelled_is_gone(begun: list[subprocess.Popen[bytes]]) -> None:
+    helper = await ChildProcess.start(MODULE, name="helper", what="a helper", environment={})
+    closing = asyncio.create_task(helper.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
     assert begun[0].returncode is not None
