@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from streamrl.changes import CHANGES, PHRASES
@@ -20,7 +20,7 @@ key: `algorithm: {grpo: {clipLow: 0.2}}`.
 
 def reference() -> str:
     """Build the whole page."""
-    return "\n".join([_INTRODUCTION, *_changes(), *_sections("", job_schema())])
+    return "\n".join([_INTRODUCTION, *_changes(), *sections("", job_schema())])
 
 
 def _changes() -> Iterator[str]:
@@ -31,19 +31,19 @@ def _changes() -> Iterator[str]:
     yield ""
 
 
-def _sections(path: str, schema: Schema) -> Iterator[str]:
-    """One section for each mapping that has fields, in the order of the file."""
+def sections(path: str, schema: Schema, *, elsewhere: Collection[str] = ()) -> Iterator[str]:
+    """One section for each mapping that has fields, in the order of the file, but for paths that another page describes."""
     if path:
         yield f"## {path}\n"
-        yield f"{_escaped(schema.get('description', ''))}\n"
-    yield from (f"Rule: {_escaped(rule['message'])}.\n" for rule in _rules(schema))
-    yield from (f"Refused: `{name}`: {_escaped(why)}.\n" for name, why in refusals(schema).items())
+        yield f"{escaped(schema.get('description', ''))}\n"
+    yield from (f"Rule: {escaped(rule['message'])}.\n" for rule in _rules(schema))
+    yield from (f"Refused: `{name}`: {escaped(why)}.\n" for name, why in refusals(schema).items())
     if children(schema):
         yield from _table(schema)
     for name, field in children(schema).items():
-        if children(field):
-            mark = "[]" if "items" in field else ""
-            yield from _sections(f"{path}.{name}{mark}".removeprefix("."), field)
+        inner = f"{path}.{name}{'[]' if 'items' in field else ''}".removeprefix(".")
+        if children(field) and inner not in elsewhere:
+            yield from sections(inner, field, elsewhere=elsewhere)
 
 
 def _rules(schema: Schema) -> list[dict[str, str]]:
@@ -56,7 +56,7 @@ def _table(schema: Schema) -> Iterator[str]:
     yield "| Field | Value | Default | Unit | |\n|---|---|---|---|---|"
     for name, field in children(schema).items():
         default = "**required**" if name in required else _default(field)
-        cells = (f"`{name}`", _value(field), default, unit(name), _escaped(field.get("description", "")))
+        cells = (f"`{name}`", _value(field), default, unit(name), escaped(field.get("description", "")))
         yield f"| {' | '.join(cells)} |"
     yield ""
 
@@ -66,14 +66,15 @@ def _value(field: Schema) -> str:
         return "a mapping"
     if field.get("type") == "object":
         return "a section" if children(field) else "`{}`"
-    return _escaped(allowed(field))
+    return escaped(allowed(field))
 
 
 def _default(field: Schema) -> str:
     return f"`{json.dumps(field['default'])}`" if "default" in field else ""
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """As a cell of a table."""
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 

@@ -1,4 +1,4 @@
-"""`python benchmarks/paper.py`: runs everything, prints the tables, writes them into docs/benchmarks/paper-tables.md and draws the plots."""
+"""`python benchmarks/paper.py`: runs everything, prints the tables, writes them into docs/reference/paper-tables.md and draws the plots."""
 
 import argparse
 import time
@@ -14,9 +14,13 @@ from paper.rule import QWEN, RULE, Knobs, instance_gpus
 from paper.runs import split
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "benchmarks" / "paper-tables.md"
+PAGE = ROOT / "docs" / "reference" / "paper-tables.md"
 PLOTS = ROOT / "docs" / "images" / "paper"
-BEGIN, END = "<!-- written by benchmarks/paper: begin -->", "<!-- written by benchmarks/paper: end -->"
+INTRODUCTION = """<!-- Written by `python benchmarks/paper.py --write`. Do not edit. -->
+# The paper's tables in numbers
+
+[What they mean](../benchmarks/paper-tables.md). The error stands behind ours; the band is of half and twice the slots.
+"""
 BAND = {"half of the slots": Knobs(slots=0.5), "twice the slots": Knobs(slots=2.0)}
 """Each is calibrated anew; Fig. 8 and 9 are run."""
 
@@ -58,7 +62,7 @@ SCREEN = "screen"
 
 
 def _calibration() -> Section:
-    yield "", "### Calibration\n"
+    yield "", "## Calibration\n"
     yield (
         "",
         "| | GPUs of an instance | slots at 5K, 10K, 20K | scale s | GPU-ms a trained token | overhead |\n|---|---|---|---|---|---|",
@@ -75,7 +79,7 @@ def _calibration() -> Section:
 
 def _holdout(*, band: bool) -> Section:
     found = list(held_out())
-    yield "", "\n### Hold-out\n"
+    yield "", "\n## Hold-out\n"
     yield "", tables.errors(found, mean=tables.AIM_MEAN, most=tables.AIM_MOST) + "\n"
     yield from _lines(tables.by_table(found))
     yield "", ""
@@ -84,7 +88,7 @@ def _holdout(*, band: bool) -> Section:
     for model in MODELS:
         sizes = [split(setting(model, length, RULE)) for length in LENGTHS]
         yield "", f"| {model} | " + " | ".join(f"{one.generator_devices}/{one.trainer_devices}" for one in sizes) + " |"
-    yield "", "\n### The defaults of this project in the same model\n"
+    yield "", "\n## The defaults of this project in the same model\n"
     yield (
         "",
         "Late binding, and batches that overlap, beside the paper's StreamRL-Async. The percentage is not an error.\n",
@@ -105,7 +109,7 @@ def _band() -> tables.Band:
 
 def _fits() -> Section:
     found = list(fit.cells())
-    yield "", "\n### Fit\n"
+    yield "", "\n## Fit\n"
     yield "", tables.errors(found, mean=tables.FIT_MEAN, most=tables.FIT_MOST) + "\n"
     yield (
         "",
@@ -132,7 +136,7 @@ def _fits() -> Section:
 
 
 def _resources() -> Section:
-    yield "", "\n### Fig. 10: GPUs for which stage\n"
+    yield "", "\n## Fig. 10: GPUs for which stage\n"
     yield "", "| | profile | Algorithm 1 | the paper's choice | generation | training | gain |\n" + "|---" * 7 + "|"
     for row in [*resources.from_the_papers_points(), *resources.from_the_rule()]:
         sizes, paper = (f"{x}/{y}" for x, y in (row.sizes, row.paper))
@@ -142,7 +146,7 @@ def _resources() -> Section:
         )
     traces = resources.elastic_traces()
     trace = {gpus: sum(steps) / len(steps) for gpus, steps in traces.items()}
-    yield "", f"\n### Fig. 11: the elastic trace, seeds {', '.join(map(str, resources.ELASTIC_SEEDS))}\n"
+    yield "", f"\n## Fig. 11: the elastic trace, seeds {', '.join(map(str, resources.ELASTIC_SEEDS))}\n"
     yield "", "| | " + " | ".join(str(gpus) for gpus, _ in ELASTIC) + " |\n|---" + "|---" * len(ELASTIC) + "|"
     rows = {
         "the paper, iteration": {gpus: str(step) for gpus, step in ELASTIC},
@@ -156,12 +160,12 @@ def _resources() -> Section:
         "ours, mean": [(step, float(gpus)) for gpus, step in sorted(trace.items())],
     }
     yield "fig11.svg", svg.stairs("GPUs of generation", series, end=30.0, x_title="iteration")
-    yield "", "\n### Fig. 12: what a simulation can say\n"
+    yield "", "\n## Fig. 12: what a simulation can say\n"
     for system, counts in resources.ages().items():
         whole = sum(counts.values())
         shares = ", ".join(f"{age}: {count / whole:.0%}" for age, count in counts.items())
         yield "", f"- {system}, 32B at 20K: age in steps of the groups trained on: {shares}"
-    yield "", "\n### Table 3: two datacenters, and what the planner takes of them\n"
+    yield "", "\n## Table 3: two datacenters, and what the planner takes of them\n"
     yield (
         "",
         "| 7B | 32 H800, samples/s by cost | 32 H20 + 16 H800 | gain | the planner's | samples/s by cost | gain | the paper's gain |\n"
@@ -197,7 +201,4 @@ def _write(lines: Sequence[str], plots: dict[str, str]) -> None:
     PLOTS.mkdir(parents=True, exist_ok=True)
     for name, text in plots.items():
         (PLOTS / name).write_text(text, encoding="utf-8")
-    page = PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n" + "\n".join(lines) + f"\n\n{END}{after}", encoding="utf-8")
+    PAGE.write_text("\n".join([INTRODUCTION, *lines]) + "\n", encoding="utf-8")

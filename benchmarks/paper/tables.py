@@ -1,4 +1,4 @@
-"""Tables of docs/benchmarks/paper-tables.md: the paper's number, ours, the error. Pure."""
+"""Tables of docs/reference/paper-tables.md: the paper's number, ours, the error. Pure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean

@@ -1,7 +1,7 @@
 """What the rules on names and structure still put up with. Each list only shrinks; an empty one stays empty."""
 
 OLD_WORDS: dict[str, frozenset[str]] = {}
-"""Kind, as `docs/words.md` names it -> names that still have an old word."""
+"""Kind, as `tests/architecture/words.md` names it -> names that still have an old word."""
 TWO_MEANINGS: frozenset[str] = frozenset()
 """Classes that are defined more than once."""
 LARGE_FOLDERS: frozenset[str] = frozenset()

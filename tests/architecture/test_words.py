@@ -1,4 +1,4 @@
-"""The public face speaks the words of `docs/words.md`. Prose is not searched."""
+"""The public face speaks the words of `tests/architecture/words.md`. Prose is not searched."""
 
 import re
 from collections.abc import Iterator
@@ -30,13 +30,13 @@ class Refused:
 
 def refused_words() -> Iterator[Refused]:
     """The rows of all tables."""
-    for line in (ROOT / "docs/words.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "tests/architecture/words.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if not line.startswith("|") or cells[0] == "instead of" or set(cells[0]) == {"-"}:
             continue
-        assert len(cells) == 3, f"docs/words.md: a row has three cells: {line}"
+        assert len(cells) == 3, f"tests/architecture/words.md: a row has three cells: {line}"
         kinds = tuple(filter(None, cells[2].split(", "))) or KINDS
-        assert set(kinds) <= set(KINDS), f"docs/words.md: no such kind: {line}"
+        assert set(kinds) <= set(KINDS), f"tests/architecture/words.md: no such kind: {line}"
         yield from (Refused(word, kinds) for word in re.findall(r"`(\w+)`", cells[0]))
 
 

@@ -17,7 +17,7 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 @cache
 def public_names() -> dict[str, set[str]]:
-    """Kind, as `docs/words.md` names it -> names."""
+    """Kind, as `tests/architecture/words.md` names it -> names."""
     return {
         "modules": set(_modules()),
         "classes": {name.lstrip("_") for name, _ in classes()},

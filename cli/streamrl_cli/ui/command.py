@@ -36,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to bind (default: loopback); another one needs --token-file"
     )
-    parser.add_argument("--token-file", type=Path, metavar="FILE", help="holds the token; else each start makes one")
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="holds the token, of at least 16 characters, and not everybody can read it; else each start makes one",
+    )
     parser.add_argument(
         "--name", action="append", default=[], metavar="NAME", help="a name by which browsers may call the server"
     )

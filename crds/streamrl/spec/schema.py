@@ -48,7 +48,8 @@ _UNITS = {
     "PerHour": "per hour",
     "Groups": "groups",
     "Prompts": "prompts",
-    "milliseconds": "milliseconds",
+    "Milliseconds": "milliseconds",
+    "Nanoseconds": "nanoseconds",
 }
 _TYPES = {
     "integer": "a whole number",
@@ -212,7 +213,7 @@ def bounds(schema: Schema, *, lead: str = "") -> str:
 
 def unit(name: str) -> str:
     """Unit that the field's name carries; empty if none."""
-    return next((text for suffix, text in _UNITS.items() if name.endswith((suffix, suffix.lower()))), "")
+    return next((text for suffix, text in _UNITS.items() if name.endswith(suffix) or name == suffix.lower()), "")
 
 
 def _string(schema: Schema) -> str:

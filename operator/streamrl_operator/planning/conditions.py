@@ -1,15 +1,7 @@
-"""The conditions of a job and of a pool, and the reasons that they and events give (`REASONS`).
-
-    Ready      the trainer and at least one generator are ready, and the scheduler's numbers can be read; else the reason says what is awaited
-    Suspended  suspend is set, or the job's queue does not admit it, and no pod is left
-    Succeeded  all steps are done
-    Failed     the job cannot go on, and will not be tried again
-    TrainInferLogprobDiffHigh  the generators' log-probs are too far from the trainer's; the job goes on
-    CostAboveMax  the job has cost more than `maxCost.amount`
-    ClusterUnreachable  nothing newer is known of a member cluster that the job is in; its pools there have Ready Unknown
+"""The conditions of a job and of a pool (`CONDITIONS`), and the reasons that they and events give (`REASONS`).
 
 A job has the first four from the first visit, TrainInferLogprobDiffHigh from the first page of numbers that speaks of it, CostAboveMax where it has `maxCost`, ClusterUnreachable where it is in a member cluster. Succeeded and Failed are its memory: once one is True the job has ended.
-A transition time moves only when the condition's status does.
+A transition time moves only when the condition's status does. `docs/reference/reasons.md` is generated from both tables.
 """
 
 from collections.abc import Sequence
@@ -26,9 +18,20 @@ LOGPROB_DIFF_HIGH = "TrainInferLogprobDiffHigh"
 COST_ABOVE_MAX = "CostAboveMax"
 CLUSTER_UNREACHABLE = "ClusterUnreachable"
 """A condition, and its reason."""
+CONDITIONS = {
+    READY: "The trainer and at least one generator are ready, and the scheduler's status can be read. Otherwise the reason says what is awaited.",
+    SUSPENDED: "`suspend` is set, `maxCost` is reached or the queue does not admit the job, and no pod is left.",
+    SUCCEEDED: "All steps are done; the status has step, reward and `checkpointPath`.",
+    FAILED: "The job cannot go on; the message has the error, rule or limit.",
+    LOGPROB_DIFF_HIGH: "A warning: the generators' log-probs are too far from the trainer's.",
+    COST_ABOVE_MAX: "A warning: the job has cost more than `maxCost.amount`.",
+    CLUSTER_UNREACHABLE: "A warning: nothing newer is known of a member cluster that the job is in; its pools there have Ready Unknown.",
+}
+"""Condition of a job -> when it is True."""
 REASONS = {
     "AboveBound": "The train-infer log-prob difference is above `trainer.trainInferLogprobDiff`; the message says what to do.",
     "AboveMaxCost": "The job has cost more than `maxCost.amount`; the message says what follows.",
+    "AgentsPending": "No agent host is ready yet, so no prompt is made.",
     "AllReady": "All pods of the pool are ready.",
     "Authorized": "The operator has all rights that it needs in the member cluster.",
     "ClusterNotAllowed": "A pool names a member cluster, or an object there, that jobs of this namespace may not use.",
@@ -46,7 +49,6 @@ REASONS = {
     "Failed": "The job has failed; the message has the reason.",
     "FailurePolicy": "A rule of `failurePolicy` fails the job.",
     "GeneratorsPending": "No generator is ready yet.",
-    "AgentsPending": "No agent host is ready yet, so no prompt is made.",
     "ImagePullBackOff": "An image cannot be pulled.",
     "InProgress": "The job has not ended.",
     "Internal": "An error of the operator's own; its log has it.",

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl.step_lines import TRAINER_NUMBERS
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine
@@ -155,6 +156,7 @@ def test_replayed_groups_are_trained_besides_the_steps_own_and_counted_apart():
     engine = tiny_engine(job())
     replaying = run(engine, steps)
     assert replaying[0]["replayed_groups"] == 0
+    assert {key.partition("/")[0] for key in replaying[0]} <= set(TRAINER_NUMBERS)
     assert [one["replayed_groups"] for one in replaying[1:]] == [2, 2]  # there are two prompts
     for one, other in zip(replaying, plain, strict=True):
         assert {name: one[name] for name in ("groups", "samples", "tokens", "reward_mean", "staleness_max")} == {

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamrl.step_lines import TRAINER_NUMBERS
 from streamrl_workers.stream.packing import pack_float32, unpack_float32
 from streamrl_workers.trainer.algorithms import ALGORITHMS, create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import ModelTurn, TokenView
@@ -60,6 +61,7 @@ def test_every_rule_has_the_same_metrics_and_moves_the_weights():
         assert all(math.isfinite(value) for value in seen[rule].values()), rule
     keys = {rule: set(metrics) for rule, metrics in seen.items()}
     assert all(found == keys["grpo"] for found in keys.values())
+    assert {key.partition("/")[0] for key in keys["grpo"]} <= set(TRAINER_NUMBERS)
     assert {rule: metrics["updates"] for rule, metrics in seen.items() if metrics["updates"] != 1} == {
         "reinforcePP": 6,
         "ppo": 4,

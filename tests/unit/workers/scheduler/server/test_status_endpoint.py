@@ -12,6 +12,7 @@ import pytest
 from streamrl.metrics import SCHEDULER
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJob, parse_job
+from streamrl.step_lines import STEP_LINE
 from streamrl_workers.scheduler.components import DROP_REASONS
 from streamrl_workers.scheduler.effects import Effect
 from streamrl_workers.scheduler.groups.life import GROUP_LIFE, GroupState
@@ -65,6 +66,11 @@ def of_pool_p() -> RLJob:
 
 def step_lines(tmp_path: Path) -> list[dict]:
     return [json.loads(line) for line in (tmp_path / "metrics/steps.jsonl").read_text().splitlines()]
+
+
+def test_each_key_of_a_line_has_a_sentence(observed, tmp_path: Path) -> None:
+    observed(lambda _, sample_index: sample_index == 1)
+    assert [set(line) for line in step_lines(tmp_path)] == [set(STEP_LINE)] * 2
 
 
 def test_all_reasons_of_a_drop_are_known() -> None:
