@@ -20,7 +20,7 @@ URL_PATTERN = r"^[a-z][a-z0-9+.-]*://[^:\s]+(:[0-9]+)?[^:\s]*$"
 """Of an object store, as fsspec reads it, without its chains (`simplecache::s3://`)."""
 
 
-PLACE_PATTERN = r"^([a-z][a-z0-9+.-]*://[^:\s]+(:[0-9]+)?[^:\s]*|/[^:\s]*)$"
+PLACE_PATTERN = r"^([a-z][a-z0-9+.-]*://[^:\s]+(:[0-9]+)?[^:\s]*|/[^/:\s][^:\s]*)$"
 """The same, or the absolute path of a directory."""
 
 

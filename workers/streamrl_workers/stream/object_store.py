@@ -42,7 +42,7 @@ class StoreUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ObjectFolder:
-    """A folder of an object store; `field` is the job's field that named it."""
+    """A folder of an object store, or a directory where single objects are wanted; `field` is the job's field that named it."""
 
     files: Any  # fsspec's AbstractFileSystem, which has no types
     path: str

@@ -235,7 +235,9 @@ class FolderSource:
         if not _calls.acquire(blocking=False):
             raise SourceBrokenError(f"{_MOST_CALLS} reads hang")
         into = None if target is None else _Target(target)
-        reading = asyncio.wrap_future(_apart(_read, self._url, name, begin=begin, end=end, into=into))
+        work = _apart(_read, self._url, name, begin=begin, end=end, into=into)
+        work.add_done_callback(lambda _: _calls.release())
+        reading = asyncio.wrap_future(work)
         try:
             await asyncio.wait({reading, self._given_up}, timeout=_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
@@ -284,13 +286,10 @@ def _opened(url: str) -> ObjectFolder:
 
 
 def _read(url: str, name: str, *, begin: int, end: int, into: "_Target | None") -> bytes | None:
-    try:
-        data = _opened(url).read(name, begin=begin, end=end)
-        if into is not None and data is not None:
-            into.fill(data)
-        return data
-    finally:
-        _calls.release()
+    data = _opened(url).read(name, begin=begin, end=end)
+    if into is not None and data is not None:
+        into.fill(data)
+    return data
 
 
 def _content(content_hash: bytes) -> str:
@@ -308,5 +307,8 @@ def _apart(call: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> "Fut
         except BaseException as error:  # noqa: BLE001 - handed to who waits
             done.set_exception(error)
 
-    threading.Thread(target=work, name="weights-folder", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="weights-folder", daemon=True).start()
+    except RuntimeError as error:  # no thread for it
+        done.set_exception(StoreUnavailableError(str(error)))
     return done
