@@ -332,7 +332,7 @@ GENERATOR = MetricTable(
             _gauge("generator_weights_step", "Weight version in the engine; NaN before the first.", unit="steps"),
             _counter(
                 "weights_pulled_bytes",
-                "Bytes of weights that have arrived, by source: trainer, peer (a generator of the same cluster), cache (of the pool).",
+                "Bytes of weights that have arrived, by source: trainer (or the folder that it writes to), peer (a generator of the same cluster), cache (of the pool).",
                 unit="bytes",
                 by="source",
             ),

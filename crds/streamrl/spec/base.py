@@ -20,6 +20,10 @@ URL_PATTERN = r"^[a-z][a-z0-9+.-]*://[^:\s]+(:[0-9]+)?[^:\s]*$"
 """Of an object store, as fsspec reads it, without its chains (`simplecache::s3://`)."""
 
 
+PLACE_PATTERN = r"^([a-z][a-z0-9+.-]*://[^:\s]+(:[0-9]+)?[^:\s]*|/[^/:\s][^:\s]*)$"
+"""The same, or the absolute path of a directory."""
+
+
 def is_url(path: str) -> bool:
     """Whether it names a place in an object store, not on a disk."""
     return re.match(URL_PATTERN, path) is not None

@@ -11,7 +11,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from streamrl.spec.base import BYTES_PATTERN, COST_PATTERN, ENDPOINT_PATTERN, NAME_PATTERN, REFUSED_KEY
+from streamrl.spec.base import (
+    BYTES_PATTERN,
+    COST_PATTERN,
+    ENDPOINT_PATTERN,
+    NAME_PATTERN,
+    PLACE_PATTERN,
+    REFUSED_KEY,
+)
 from streamrl.spec.pod import LABEL_PATTERN
 from streamrl.spec.rljob import RLJob
 from streamrl.spec.task import CIDR_PATTERN, VARIABLE_PATTERN
@@ -32,6 +39,7 @@ _PATTERNS = {
     OBJECT_PATTERN: "the name of an object (a-z, 0-9, '-' and '.')",
     QUANTITY_PATTERN: "an amount (such as 1, 500m, 8Gi)",
     LABEL_PATTERN: "the value of a label (letters, digits, '-', '_' and '.')",
+    PLACE_PATTERN: "a URL of an object store or an absolute path",
     PATH_PATTERN: "an absolute path without ':', '//', '.', '..' or a '/' at its end",
     SUB_PATH_PATTERN: "a path in the volume without '//', '.', '..' or a '/' at its ends",
     PROJECT_PATTERN: "a name (letters, digits, '-', '_' and '.', beginning with a letter or digit)",

@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from streamrl.spec.base import (
     NAME_PATTERN,
+    PLACE_PATTERN,
     ByteQuantity,
     CostQuantity,
     FieldRule,
@@ -232,15 +233,39 @@ class HttpWeights(SpecModel):
     )
 
 
+class FolderWeights(SpecModel):
+    """Weights written to a folder by the trainer, and read there by generators, by the hashes of their bytes."""
+
+    url: str = Field(
+        max_length=1024,
+        pattern=PLACE_PATTERN,
+        description="Folder of an object store, as `s3://bucket/folder`, or a directory that trainer and generators have mounted at this absolute path. A job has a folder of its own in it.",
+    )
+    timeout_seconds: float = Field(
+        default=120.0,
+        gt=0,
+        le=86_400,
+        description="Longest time to write one version, and to read it; retries included.",
+    )
+    deltas: bool = Field(
+        default=False,
+        description="Write what changed since the version before too, for those who hold that: generators read less. Takes the trainer's processors, and main memory of a version in each generator.",
+    )
+
+
 class Weights(OneOf):
     """How weights reach the generators."""
 
     http: HttpWeights | None = Field(default=None, description="Pulled over HTTP.")
+    folder: FolderWeights | None = Field(
+        default=None,
+        description="Through an object store or a shared directory; generators need no way to the trainer.",
+    )
 
     @property
     def has_deltas(self) -> bool:
         """Whether deltas are made, and what they lead from is held."""
-        return self.http is not None and self.http.deltas
+        return any(one is not None and one.deltas for one in (self.http, self.folder))
 
     @property
     def has_uplink(self) -> bool:

@@ -206,3 +206,12 @@ def test_each_mistake_is_one_line(files: PlanFiles, arguments: tuple[str, ...], 
 
 def test_links_belong_to_optimize(files: PlanFiles) -> None:
     assert files.plan("--link", "near=1M").err == ["--link: is used with --optimize; add --optimize"]
+
+
+def test_a_folder_is_read_by_each_generator_for_itself(files: PlanFiles) -> None:
+    made = three()
+    made["spec"]["weights"] = {"folder": {"url": "s3://bucket/weights"}}
+    files.write(made, measured())
+    assert "from a folder each generator reads it for itself" in "\n".join(files.optimise(*flags(), *FLAGS).out)
+    missing = "--link: is not known of cluster thin; add --link thin=BYTES"
+    assert files.optimise(*flags(), "--link", "near=1M").err == [missing]

@@ -140,8 +140,9 @@ async def _serve(
 ) -> GracefulShutdown:
     outbox = GeneratorOutbox()
     cache = _weight_cache(settings, was_read=partial(status.weights_arrived, source="cache"), instance=instance)
-    relay = None if settings.weights_port is None else RelayStore()
-    server = None if relay is None else _weight_server(settings, relay)
+    serve = None if settings.weights_port is None else TRANSPORTS[settings.spec.weights.key].relay
+    relay = None if serve is None else RelayStore()
+    server = None if serve is None or relay is None else _weight_server(settings, relay, serve=serve)
     if server is not None:
         status.served_bytes = lambda: server.served_bytes
     nearby = Nearby(cache=cache, relay=relay, delta_used=status.delta_used, delta_failed=status.delta_failed)
@@ -166,10 +167,11 @@ async def _serve(
     return shutdown
 
 
-def _weight_server(settings: GeneratorSettings, relay: RelayStore) -> WeightServer:
+def _weight_server(
+    settings: GeneratorSettings, relay: RelayStore, *, serve: Callable[..., WeightServer]
+) -> WeightServer:
     variables, port = settings.variables, settings.weights_port
-    transport = TRANSPORTS[settings.spec.weights.key]
-    return transport.serve(relay, token=variables.token, tls=variables.tls, host=variables.bind_host, port=port)
+    return serve(relay, token=variables.token, tls=variables.tls, host=variables.bind_host, port=port)
 
 
 def _reached_at(server: WeightServer, settings: GeneratorSettings) -> str:

@@ -1,8 +1,8 @@
-"""Folders of object stores, by fsspec: `s3://bucket/runs`, `gs://bucket/runs`, and what else is installed.
+"""Folders of object stores, by fsspec: `s3://bucket/runs`, `gs://bucket/runs`, and what else is installed; for single objects also a disk.
 
-Owns: which URLs are taken, copies of directories and files, and what the libraries raise. Does not own what the copies mean.
+Owns: which URLs are taken, objects, copies of directories and files, and what the libraries raise. Does not own what they mean.
 
-No object store can rename. A folder is whole when its *commit object* is there: `upload` writes it last, `remove` takes it away first.
+An object is written whole or not at all. No object store can rename. A folder is whole when its *commit object* is there: `upload` writes it last, `remove` takes it away first.
 Invariant: a folder with its commit object holds the others as they were written, whenever a writer is killed. One writer a folder.
 Waits for: the store, with the deadlines and retries of its library. Credentials are the library's: environment, account, or instance.
 """
@@ -13,7 +13,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -29,6 +29,10 @@ _PASSING = ("ExpiredToken", "RequestTimeTooSkewed")
 _OF_THE_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES))
 """No library here tells these numbers of its store."""
 _PROBE = ".streamrl-probe"
+_PARTIAL = ".partial"
+"""Ends the name of a file of a disk that is being written."""
+_BLOCK_BYTES = 32 * 2**20
+"""Of a large object, in memory while it is sent."""
 _HASH_CHARACTERS = 16
 
 
@@ -38,7 +42,7 @@ class StoreUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ObjectFolder:
-    """A folder of an object store; `field` is the job's field that named it."""
+    """A folder of an object store, or a directory where single objects are wanted; `field` is the job's field that named it."""
 
     files: Any  # fsspec's AbstractFileSystem, which has no types
     path: str
@@ -46,8 +50,8 @@ class ObjectFolder:
     field: str
 
     @classmethod
-    def at(cls, url: str, *, field: str) -> "ObjectFolder":
-        """The folder at a URL; nothing is asked of the store.
+    def at(cls, url: str, *, field: str, takes_disk: bool = False) -> "ObjectFolder":
+        """The folder at a URL; nothing is asked of the store. `takes_disk`: or the directory at an absolute path.
 
         Raises:
             UserError: no library here reads such URLs.
@@ -61,7 +65,7 @@ class ObjectFolder:
             raise UserError(
                 field=field, rule=f"cannot be read here: {shorten(str(error))}", got=url, fix=fix
             ) from error
-        if "file" in files.protocol:
+        if "file" in files.protocol and not (takes_disk and url.startswith("/")):
             raise UserError(field=field, rule="must be an object store, not a disk", got=url, fix=fix)
         return cls(files, path, url.rstrip("/"), field)
 
@@ -112,6 +116,45 @@ class ObjectFolder:
         with self._door("delete"), contextlib.suppress(FileNotFoundError):
             self.files.rm(self.path, recursive=True)
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each object below it, by name."""
+        with self._door("list"):
+            found = self.files.find(self.path, detail=True)
+        return {str(PurePosixPath(path).relative_to(self.path)): int(one["size"]) for path, one in found.items()}
+
+    def read(self, name: str, *, begin: int, end: int) -> bytes | None:
+        """These bytes of an object, fewer where it ends; None: it is not there."""
+        with self._door("read"):
+            try:
+                return bytes(self.files.cat_file(f"{self.path}/{name}", start=begin, end=end))
+            except FileNotFoundError:
+                return None
+
+    def write(self, name: str, data: memoryview) -> None:
+        """Write an object. Raises `OSError` where a disk does not take it."""
+        path = f"{self.path}/{name}"
+        with self._door("write"):
+            if self._is_disk:
+                _write_file(Path(path), data)
+                return
+            with self.files.open(path, "wb", block_size=_BLOCK_BYTES) as file:
+                for begin in range(0, len(data), _BLOCK_BYTES):
+                    file.write(data[begin : begin + _BLOCK_BYTES])
+
+    def delete(self, names: Collection[str]) -> None:
+        """Delete these objects. Raises as `write`."""
+        paths = [f"{self.path}/{name}" for name in names]
+        with self._door("delete"):
+            if self._is_disk:
+                for path in paths:
+                    Path(path).unlink(missing_ok=True)
+            elif paths:
+                self.files.rm(paths)
+
+    @property
+    def _is_disk(self) -> bool:
+        return "file" in self.files.protocol
+
     def probe(self) -> None:
         """Write and delete a small object: a mistake shows before the first step, not after hours."""
         with self._door("write"):
@@ -156,6 +199,17 @@ class ObjectFolder:
             if _is_final(error):
                 raise UserError(field=self.field, rule=told, fix="check bucket, rights and credentials") from error
             raise StoreUnavailableError(told) from error
+
+
+def _write_file(target: Path, data: memoryview) -> None:
+    """Beside, and renamed when the disk has it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(target.name + _PARTIAL)
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.rename(target)
 
 
 def _is_final(error: Exception) -> bool:

@@ -28,7 +28,6 @@ from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, U
 from streamrl.keys import DIR_CHECKPOINTS, FILE_RESULT
 from streamrl.metrics import TRAINER
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec import parse_bytes
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.process.environment_variables import pin_to_cpus
 from streamrl_workers.process.heartbeat import beat_from
@@ -48,7 +47,7 @@ from streamrl_workers.trainer.status import TrainerStatus
 from streamrl_workers.trainer.step_loop import StepLoop, run_in_thread
 from streamrl_workers.weights.delta_chains import DeltaStore
 from streamrl_workers.weights.store import WeightStore
-from streamrl_workers.weights.transports import TRANSPORTS
+from streamrl_workers.weights.transports import TRANSPORTS, ServerSetup, WeightServer
 
 _MODEL_TIMEOUT_S = 600.0
 """For the model's place to be written: what writes it has ended before this process is started."""
@@ -114,18 +113,20 @@ async def _model_path(settings: TrainerSettings) -> str | None:
 async def _run(settings: TrainerSettings) -> bool:
     """Whether the run has ended; False: this process was asked to end."""
     deltas = DeltaStore() if settings.spec.weights.has_deltas else None
-    weights = WeightStore(newest_kept=settings.versions_kept, deltas=deltas)
-    variables = settings.variables
-    transport = settings.spec.weights
-    remote, uplink = transport.value.remote_bytes_per_second, transport.value.uplink_bytes_per_second
-    server = TRANSPORTS[transport.key].serve(
+    transport, variables = TRANSPORTS[settings.spec.weights.key], settings.variables
+    kept = 1 if transport.relay is None else settings.versions_kept  # older ones are where they were brought to
+    weights = WeightStore(newest_kept=kept, deltas=deltas)
+    server = transport.serve(
         weights,
-        token=settings.token,
-        tls=variables.tls,
-        host=variables.bind_host,
-        port=settings.weights_port,
-        remote_bytes_per_s=None if remote is None else parse_bytes(remote),
-        uplink_bytes_per_s=None if uplink is None else parse_bytes(uplink),
+        ServerSetup(
+            spec=settings.spec.weights.value,
+            run=settings.store.resolve().name,
+            newest_kept=settings.versions_kept,
+            token=settings.token,
+            tls=variables.tls,
+            host=variables.bind_host,
+            port=settings.weights_port,
+        ),
     )
     async with TrainerStatus(settings, table=TRAINER) as status:
         status.totals = lambda: {
@@ -136,21 +137,21 @@ async def _run(settings: TrainerSettings) -> bool:
         }
         try:
             await status.serve(weights=server.address)
-            session = await _lead(settings, weights=weights, weights_address=server.address, status=status)
+            session = await _lead(settings, weights=weights, server=server, status=status)
         finally:
             await asyncio.to_thread(server.close)
     return not session.terminated
 
 
 async def _lead(
-    settings: TrainerSettings, *, weights: WeightStore, weights_address: str, status: TrainerStatus
+    settings: TrainerSettings, *, weights: WeightStore, server: WeightServer, status: TrainerStatus
 ) -> Session:
     """Train with the other ranks; they are told of every end but a loss."""
     ranks = ProcessGroup(settings.rendezvous, lost_code=settings.lost_code)
     try:
         on_terminate(asyncio.get_running_loop(), _end_before_training)
         loop = await run_in_thread(
-            lambda: _prepare(settings, ranks=ranks, weights=weights, weights_address=weights_address, status=status),
+            lambda: _prepare(settings, ranks=ranks, weights=weights, server=server, status=status),
             name="trainer-start",
         )
         on_terminate(asyncio.get_running_loop(), loop.session.terminate)
@@ -168,7 +169,7 @@ async def _lead(
 
 
 def _prepare(
-    settings: TrainerSettings, *, ranks: ProcessGroup, weights: WeightStore, weights_address: str, status: TrainerStatus
+    settings: TrainerSettings, *, ranks: ProcessGroup, weights: WeightStore, server: WeightServer, status: TrainerStatus
 ) -> StepLoop:
     """The step loop at the newest good checkpoint; the slow part of a start."""
     claim_run_folder(settings.run_dir, store=settings.store)
@@ -199,7 +200,7 @@ def _prepare(
     identity = pb.TrainerHello(
         trainer_id=settings.process,
         instance=status.instance,
-        weights_address=settings.weights_address or weights_address,
+        weights_address=settings.weights_address or server.address,
     )
     return StepLoop(
         engine=engine,
@@ -208,6 +209,7 @@ def _prepare(
         ),
         checkpoints=checkpoints,
         weights=weights,
+        offer=server.offer,
         recorder=status.recorder,
         history=history,
         steps=spec.pipeline.steps,

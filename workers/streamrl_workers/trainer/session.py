@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.trainer.engines.engine import RetryError
 
@@ -62,7 +63,7 @@ class Session:
         self._listening = False
         self._silent_since_s = time.monotonic()
         self._cause = "no_samples"
-        self._ending: StoppedError | RetryError | None = None
+        self._ending: StoppedError | RetryError | UserError | None = None
         self._leave_by_s: float | None = None
 
     # ---------------------------------------------------------------- called by the connection
@@ -111,7 +112,7 @@ class Session:
             self._listening = False
             self._changed.notify_all()
 
-    def end(self, ending: StoppedError | RetryError) -> None:
+    def end(self, ending: StoppedError | RetryError | UserError) -> None:
         """End all waits, now and later, with `ending`; the first one counts."""
         with self._changed:
             self._end(ending)
@@ -140,7 +141,7 @@ class Session:
         return len(self._inbox)
 
     @property
-    def ending(self) -> StoppedError | RetryError | None:
+    def ending(self) -> StoppedError | RetryError | UserError | None:
         """Why it is over, or None."""
         return self._ending
 
@@ -269,7 +270,7 @@ class Session:
         if self._unrecorded is not None and self._unrecorded.step <= step:
             self._unrecorded = None
 
-    def _end(self, ending: StoppedError | RetryError) -> None:
+    def _end(self, ending: StoppedError | RetryError | UserError) -> None:
         self._ending = self._ending or ending
 
     def _raise_ending(self, *, until_terminated: bool = False) -> None:

@@ -30,11 +30,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
+from streamrl.errors import UserError
 from streamrl.keys import DIR_EXPORT
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.bubbles import Recorder, WallState, idle
 from streamrl_workers.stream.digests import History
-from streamrl_workers.stream.object_store import ObjectFolder
+from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
 from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore, discard_export, export_once
 from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
 from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError
@@ -44,6 +45,15 @@ from streamrl_workers.weights.store import WeightStore
 _WAIT_REPORT_S = 60.0
 """A wait for groups is told in the log so often; it has no deadline of its own, as a long completion is no fault."""
 
+Offer = Callable[..., bool]
+"""As `WeightServer.offer` is."""
+
+
+def _in_store(_version: pb.VersionName, *, ended: Callable[[], bool]) -> bool:
+    """Who is served from the store itself can have it."""
+    return True
+
+
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -51,9 +61,10 @@ _T = TypeVar("_T")
 class Publishing:
     """Publishes in its own thread; use as a context."""
 
-    def __init__(self, session: Session, *, store: WeightStore, attempt: int) -> None:
+    def __init__(self, session: Session, *, store: WeightStore, offer: Offer, attempt: int) -> None:
         self._session = session
         self._store = store
+        self._offer = offer
         self._attempt = attempt
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer-publishing")
         self._current: Future[bytes] | None = None
@@ -73,10 +84,20 @@ class Publishing:
 
     def _publish(self, step: int, tensors: Mapping[str, TensorBytes]) -> bytes:
         name = self._store.publish(attempt=self._attempt, step=step, tensors=tensors)
-        size_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
-        self._session.wait_recorded(step)
-        self._session.publish(pb.Published(version=name, size_bytes=size_bytes))
+        if self._offered(name):
+            size_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
+            self._session.wait_recorded(step)
+            self._session.publish(pb.Published(version=name, size_bytes=size_bytes))
         return name.hash
+
+    def _offered(self, name: pb.VersionName) -> bool:
+        """Whether it can be had; not, where this process is asked to end before. An error ends the step loop's wait for samples of this version."""
+        try:
+            return self._offer(name, ended=lambda: self._session.terminated)
+        except (StoreUnavailableError, UserError) as error:
+            ending = error if isinstance(error, UserError) else RetryError(f"weights: {error}")
+            self._session.end(ending)
+            raise ending from error
 
     def __enter__(self) -> Self:
         return self
@@ -95,6 +116,7 @@ class StepLoop:
     session: Session
     checkpoints: CheckpointStore
     weights: WeightStore
+    offer: Offer = _in_store
     recorder: Recorder
     history: History  # the steps that the engine's state holds
     copies: ObjectFolder | None = None  # of what is in `store_dir`
@@ -130,7 +152,7 @@ class StepLoop:
         welcome = self.session.wait_welcome()
         self.attempt, self._batch_groups = welcome.attempt, welcome.batch_groups
         log.info("attempt %d begins at step %d of %d", self.attempt, self.version, self.steps)
-        with Publishing(self.session, store=self.weights, attempt=self.attempt) as publishing:
+        with Publishing(self.session, store=self.weights, offer=self.offer, attempt=self.attempt) as publishing:
             self._publish(publishing)
             if self.version < self.steps:
                 discard_export(self.store_dir / DIR_EXPORT, copies=self.copies)  # of a run that was to end before

@@ -67,6 +67,11 @@ def describe(tensors: Mapping[str, TensorBytes]) -> list[pb.TensorEntry]:
     return [entry_of(name, tensor) for name, tensor in sorted(tensors.items())]
 
 
+def version_text(version: pb.VersionName) -> str:
+    """A version's name in one word."""
+    return f"{version.attempt}-{version.step}-{version.hash.hex()}"
+
+
 def tensors_hash(tensors: Mapping[str, TensorBytes]) -> bytes:
     """The manifest hash of these tensors: what `VersionName.hash` holds."""
     return manifest_hash(describe(tensors))

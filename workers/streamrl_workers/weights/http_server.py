@@ -18,7 +18,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
@@ -33,7 +33,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import LOOPBACK, WEIGHTS_PATH, Refusal, RoleDoor, TokenDoor
 from streamrl_workers.stream.channel import PEER_LOST_S, port_in_use
 from streamrl_workers.stream.tls import AGE_S, GRACE_S, Tls, peer_names
-from streamrl_workers.weights.hashing import HASH_ALGORITHM
+from streamrl_workers.weights.hashing import HASH_ALGORITHM, version_text
 from streamrl_workers.weights.source import NotYetError, ServedStore
 
 _MOST_CONNECTIONS = 512
@@ -62,7 +62,7 @@ log = logging.getLogger("streamrl.weights")
 
 def versions_path(version: pb.VersionName) -> str:
     """Of a version's manifest; it says by what the asker verifies."""
-    return f"{WEIGHTS_PATH}/v1/{HASH_ALGORITHM}/versions/{version.attempt}-{version.step}-{version.hash.hex()}"
+    return f"{WEIGHTS_PATH}/v1/{HASH_ALGORITHM}/versions/{version_text(version)}"
 
 
 def content_path(content_hash: bytes) -> str:
@@ -150,6 +150,10 @@ class HttpWeightServer:
         with self._lock:
             known = cluster if cluster in self._links or len(self._links) < _MOST_LINKS else ""
             return (*uplink, self._links.setdefault(known, LinkCap(self._remote_bytes_per_s)))
+
+    def offer(self, version: pb.VersionName, *, ended: Callable[[], bool]) -> bool:
+        """It is in the store, so it can be had."""
+        return True
 
     def close(self) -> None:
         """End all connections, and take no new ones."""

@@ -1,11 +1,17 @@
 """How weights travel, by the keys of `spec.weights`."""
 
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
+from streamrl.proto import stream_pb2 as pb
+from streamrl.spec import parse_bytes
+from streamrl.spec.training import FolderWeights, HttpWeights
+from streamrl_workers.stream.tls import Tls
+from streamrl_workers.weights.folder import FolderSource, FolderWeightServer
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.source import Source
+from streamrl_workers.weights.source import ServedStore, Source
 
 
 class WeightServer(Protocol):
@@ -15,16 +21,68 @@ class WeightServer(Protocol):
     """That a source is opened with."""
     served_bytes: int
 
+    def offer(self, version: pb.VersionName, *, ended: Callable[[], bool]) -> bool:
+        """Returns when a version of the store can be had at the address, and may be announced; False: `ended` was true before.
+
+        Raises:
+            StoreUnavailableError: it cannot be had in time.
+            UserError: it never can.
+        """
+        ...
+
     def close(self) -> None:
         """End it."""
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSetup:
+    """What a trainer's server may need."""
+
+    spec: Any
+    """Of the job, below the transport's key."""
+    run: str
+    """Name of the run's folder: no other run has it."""
+    newest_kept: int
+    """Versions that generators may still ask for."""
+    token: str
+    tls: Tls | None
+    host: str
+    port: int
+
+
 class Transport(NamedTuple):
     """Both ends."""
 
-    serve: Callable[..., WeightServer]
+    serve: Callable[[ServedStore, ServerSetup], WeightServer]
+    """The trainer's."""
     connect: Callable[..., Awaitable[Source]]
+    relay: Callable[..., WeightServer] | None
+    """Of a generator that passes on what it pulled; None: none does, since versions are brought to where all find them."""
 
 
-TRANSPORTS = {"http": Transport(HttpWeightServer, HttpSource.connect)}
+def _serve_http(store: ServedStore, setup: ServerSetup) -> WeightServer:
+    spec: HttpWeights = setup.spec
+    remote, uplink = spec.remote_bytes_per_second, spec.uplink_bytes_per_second
+    return HttpWeightServer(
+        store,
+        token=setup.token,
+        tls=setup.tls,
+        host=setup.host,
+        port=setup.port,
+        remote_bytes_per_s=None if remote is None else parse_bytes(remote),
+        uplink_bytes_per_s=None if uplink is None else parse_bytes(uplink),
+    )
+
+
+def _serve_folder(store: ServedStore, setup: ServerSetup) -> WeightServer:
+    spec: FolderWeights = setup.spec
+    return FolderWeightServer(
+        store, url=spec.url, run=setup.run, newest_kept=setup.newest_kept, timeout_s=spec.timeout_seconds
+    )
+
+
+TRANSPORTS = {
+    "http": Transport(_serve_http, HttpSource.connect, relay=HttpWeightServer),
+    "folder": Transport(_serve_folder, FolderSource.connect, relay=None),
+}

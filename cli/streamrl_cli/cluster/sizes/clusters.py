@@ -144,6 +144,8 @@ def _read(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] | N
         notes.append(f"a version: {links.version_bytes:,} bytes to each other cluster")
     if job.spec.weights.has_deltas and args.version_bytes is None:
         notes.append("a version is counted whole: with deltas it is smaller, and --version-bytes says how much")
+    if job.spec.weights.folder is not None and links.own:
+        notes.append("a version is counted once for each cluster: from a folder each generator reads it for itself")
     return _Reading(
         asked=question, links=links, replica_devices=devices, measured_processes=training.sizes, notes=notes
     )
@@ -210,7 +212,7 @@ def _links(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] | 
     for name in clusters:
         bounds = [*([given[name]] if name in given else []), *(parse_bytes(one) for one in (each, uplink) if one)]
         if not bounds:
-            fix = f"add --link {name}=BYTES, or spec.weights.http.remoteBytesPerSecond"
+            fix = f"add --link {name}=BYTES" + ("" if http is None else ", or spec.weights.http.remoteBytesPerSecond")
             raise UserError(field="--link", rule=f"is not known of cluster {name}", fix=fix)
         own[name] = float(min(bounds))
     full = float(parse_bytes(uplink)) if uplink else sum(own.values())

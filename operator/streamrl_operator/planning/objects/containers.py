@@ -99,7 +99,7 @@ def trainer_variables(job: RLJob, *, uid: str) -> Variables:
         keys.ENV_SCHEDULER_ADDRESS: f"localhost:{names.PORT_GRPC}",
         keys.ENV_WEIGHTS_PORT: str(names.PORT_WEIGHTS),
         **_signals(job),
-        keys.ENV_WEIGHTS_ADDRESS: f"{names.scheduler(job.metadata.name)}:{names.PORT_WEIGHTS}",
+        **_weights_address(job, f"{names.scheduler(job.metadata.name)}:{names.PORT_WEIGHTS}"),
         **_SERVING,
         **({} if job.spec.trainer.nodes == 1 else _meeting({"fieldRef": {"fieldPath": "status.podIP"}})),
     }
@@ -150,7 +150,7 @@ def generator_variables(job: RLJob, *, pool: GeneratorPool, uid: str, place: Mem
         keys.ENV_WEIGHTS_PORT: str(names.PORT_WEIGHTS),
         keys.ENV_POD_IP: {"fieldRef": {"fieldPath": "status.podIP"}},
         **_SERVING,
-        **({} if place is None else _from_member(place, uid=uid)),
+        **({} if place is None else _from_member(place, job=job, uid=uid)),
     }
 
 
@@ -160,13 +160,18 @@ def by_grpc(variables: Variables, *, port: str | None) -> Variables:
     return {name: value for name, value in named.items() if name not in (None, keys.ENV_POD_IP)}
 
 
-def _from_member(place: MemberPlace, *, uid: str) -> Variables:
+def _weights_address(job: RLJob, address: str) -> Variables:
+    """At which generators reach the trainer's weights; through a folder they are had without."""
+    return {} if job.spec.weights.folder is not None else {keys.ENV_WEIGHTS_ADDRESS: address}
+
+
+def _from_member(place: MemberPlace, *, job: RLJob, uid: str) -> Variables:
     """How a generator in a member reaches the job's home."""
     return {
         keys.ENV_CLUSTER: place.cluster,
         keys.ENV_SCHEDULER_ADDRESS: place.exposed.scheduler,
         keys.ENV_SCHEDULER_TLS_NAME: names.tls_name("scheduler", uid=uid),
-        keys.ENV_WEIGHTS_ADDRESS: place.exposed.weights,
+        **_weights_address(job, place.exposed.weights),
         keys.ENV_WEIGHTS_TLS_NAME: names.tls_name("weights", uid=uid),
     }
 

@@ -14,6 +14,7 @@ from typing import Any
 from streamrl import API_VERSION, keys, names
 from streamrl.clusters import Exposure
 from streamrl.spec import RLJob
+from streamrl.spec.base import is_url
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.storage import Claim
 from streamrl.spec.task import AgentPool
@@ -222,7 +223,7 @@ def _rank_signals(plan: JobPlan) -> Built:
 
 
 def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
-    """A pool's pods: out to scheduler, weights and other generators and to look names up, and with vLLM to where traces go; in for signals and weights."""
+    """A pool's pods: out to scheduler, weights and other generators and to look names up, with vLLM to where traces go, with weights in an object store anywhere; in for signals and weights."""
     generators: Built = {"podSelector": {"matchLabels": plan.selector(role=ROLE_GENERATOR)}}
     on_nodes = any(one.pod.host_network for one in plan.job.spec.generators)
     trainer: Built = {"to": [{"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}]}
@@ -238,6 +239,9 @@ def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     tracing = plan.job.spec.tracing
     if tracing is not None and tracing.share_percent and pool.engine.key == "vllm":
         egress.append({"ports": [tcp(tracing.port)]})  # a policy knows addresses, the endpoint is a name
+    folder = plan.job.spec.weights.folder
+    if folder is not None and is_url(folder.url):
+        egress.append({"ports": [{"protocol": "TCP"}]})  # to the store, and to who gives credentials for it
     ingress = [
         {"ports": [tcp(names.PORT_SIGNALS)]},
         {**({} if on_nodes else {"from": [generators]}), "ports": [tcp(names.PORT_WEIGHTS)]},

@@ -49,6 +49,21 @@ def test_addresses_meet_ports() -> None:
         assert listening == given_ports
 
 
+@pytest.mark.parametrize(("url", "ways_out"), [("s3://bucket/weights", [{"protocol": "TCP"}]), ("/mnt/weights", None)])
+def test_through_a_folder_generators_need_no_address_of_weights_but_a_way_to_the_store(
+    url: str, ways_out: list[dict[str, Any]] | None
+) -> None:
+    document = full_document()
+    document["spec"]["weights"] = {"folder": {"url": url}}
+    built = planned(parse_job(document))
+    pods = dict(templates(built))
+    for pod, container in (("full-trainer", "trainer"), ("full-auto", "generator")):
+        assert keys.ENV_WEIGHTS_ADDRESS not in environment(of(pods[pod], container))
+    (policy,) = (one for one in built if (one["kind"], one["metadata"]["name"]) == ("NetworkPolicy", "full-auto"))
+    anywhere = [rule["ports"] for rule in policy["spec"]["egress"] if rule.keys() == {"ports"}]
+    assert (ways_out in anywhere) == (ways_out is not None)
+
+
 def test_directories_of_the_environment_are_mounted() -> None:
     directories = (keys.ENV_RUN_DIR, keys.ENV_TLS_DIR, keys.ENV_SHARED_DIR, keys.ENV_STORE_DIR, keys.ENV_CODE_DIR)
     for _, template in templates(planned(full_job())):

@@ -1,0 +1,250 @@
+"""Weights through a real S3 server and through a directory: whole or not there, whenever the trainer is killed."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
+from streamrl_workers.weights.folder import FolderSource
+from streamrl_workers.weights.hashing import bytes_hash
+from streamrl_workers.weights.pull import Nearby, VersionGoneError, WeightsError
+from streamrl_workers.weights.source import Piece, SourceBrokenError
+from support.folder_weights import SIZES, STEPS, TIMEOUT_S, FolderTrainer, pulled, pulls, tensors
+from support.jobs import simulated_job, tiny_job, write_prompts
+from support.runs import LocalRun
+from support.s3_server import Kill, S3Server, s3_server
+
+TESTS = Path(__file__).parent.parent
+URL = "s3://runs/jobs"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    with s3_server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture(params=["store", "disk"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "store":
+        request.getfixturevalue("server")
+        return URL
+    (tmp_path / "shared").mkdir()
+    return str(tmp_path / "shared")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    """A name of its own for each test: clients of a place are kept."""
+    return tmp_path.name
+
+
+def there(trainer: FolderTrainer) -> set[str]:
+    """Names of all that is in the folder."""
+    return set(folder(trainer.server.address).sizes())
+
+
+def folder(address: str) -> ObjectFolder:
+    return ObjectFolder.at(address, field="url", takes_disk=True)
+
+
+def needed(*versions: pb.VersionName) -> set[str]:
+    """Names of what these versions have."""
+    hashes = {bytes_hash(one.data) for v in versions for one in tensors(v.step).values() if one.data.nbytes}
+    return {f"content/{one.hex()}" for one in hashes} | {
+        f"versions/{v.attempt}-{v.step}-{v.hash.hex()}" for v in versions
+    }
+
+
+def test_who_comes_at_once_and_who_comes_late_have_what_was_published(url: str, run: str) -> None:
+    trainer = FolderTrainer(url, run=run, newest_kept=2)
+    first = trainer.publish(1)
+
+    async def two() -> list[list[int]]:
+        return await asyncio.gather(*(pulled(trainer.server.address, first) for _ in range(2)))
+
+    assert [sum(one) for one in asyncio.run(two())] == [sum(SIZES.values())] * 2
+    newest = trainer.publish(2)
+    assert pulls(trainer.server.address, newest) == sum(SIZES.values())
+    assert there(trainer) == needed(first, newest)
+    manifests = sum(size for name, size in folder(trainer.server.address).sizes().items() if name[0] == "v")
+    assert trainer.server.served_bytes == sum(SIZES.values()) + SIZES["adapter"] + manifests, "the base is there once"
+
+
+def test_older_versions_stay_as_long_as_a_pull_may_take_and_then_go(url: str, run: str) -> None:
+    trainer = FolderTrainer(url, run=run)
+    old, address = trainer.publish(1), trainer.server.address
+    second = trainer.publish(2)
+    trainer.now_s += TIMEOUT_S * 0.9
+    third = trainer.publish(3)
+    assert pulls(address, old)
+    trainer.now_s += TIMEOUT_S * 0.2
+    newest = trainer.publish(4)
+    assert there(trainer) == needed(second, third, newest)
+    with pytest.raises(VersionGoneError, match=r"version \(1, 1\) from .*: gone: versions/1-1-\w+ is not there"):
+        pulls(address, old)
+
+
+def test_no_more_old_versions_are_kept_than_a_bound(url: str, run: str) -> None:
+    trainer = FolderTrainer(url, run=run)
+    versions = [trainer.publish(step) for step in range(12)]
+    assert there(trainer) == needed(*versions[-9:])
+
+
+def test_the_next_life_uses_what_is_there_and_deletes_the_rest(url: str, run: str) -> None:
+    before = FolderTrainer(url, run=run)
+    before.publish(1)
+    left = folder(before.server.address)
+    for name in ("content/00ff.partial", "content/00ff", "versions/0-9-00ff"):
+        left.write(name, memoryview(b"of a life before"))
+    left.write(f"content/{bytes_hash(tensors(2)['adapter'].data).hex()}", memoryview(b"too short"))
+    trainer = FolderTrainer(url, run=run, attempt=2)
+    version = trainer.publish(2)
+    assert there(trainer) == needed(version)
+    assert pulls(trainer.server.address, version)
+    assert trainer.server.served_bytes < SIZES["base"]
+
+
+def test_deltas_are_contents_like_others(url: str, run: str) -> None:
+    trainer = FolderTrainer(url, run=run, deltas=True)
+    nearby, saved = Nearby(), []
+    nearby.delta_used = saved.append
+
+    async def two() -> list[int]:
+        await pulled(trainer.server.address, trainer.publish(1), nearby=nearby)
+        return await pulled(trainer.server.address, trainer.publish(2), nearby=nearby)
+
+    read = sum(asyncio.run(two()))
+    assert 0 < read < SIZES["adapter"] / 10
+    assert saved == [SIZES["adapter"] - read]
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"), [(slice(1, None), "refused: .* ends at"), (slice(None), "adapter: corrupt: its bytes hash")]
+)
+def test_damaged_content_is_refused(url: str, run: str, kept: slice, told: str) -> None:
+    trainer = FolderTrainer(url, run=run)
+    version, data = trainer.publish(1), tensors(1)["adapter"].data
+    damaged = b"x" + bytes(data[1:])
+    folder(trainer.server.address).write(f"content/{bytes_hash(data).hex()}", memoryview(damaged[kept]))
+    with pytest.raises(WeightsError, match=told):
+        pulls(trainer.server.address, version)
+
+
+def test_a_trainer_that_is_killed_at_any_write_leaves_whole_versions(server: S3Server) -> None:
+    n, code = 0, None
+    while code != 0:
+        n += 1
+        server.reset()
+        run = f"killed-{n}"
+        command = [sys.executable, "-m", "support.folder_weights", URL, run]
+        process = subprocess.Popen(command, cwd=TESTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        server.arm(Kill(n, process.pid))
+        told, _ = process.communicate("go\n", timeout=TIMEOUT_S)
+        server.kill, code = None, process.returncode
+        after = FolderTrainer(URL, run=run, attempt=2)
+        found = {name.removeprefix("versions/") for name in there(after) if name.startswith("versions/")}
+        assert set(told.split()[-1:]) <= found, f"write {n}: the newest version that was told of is there"
+        for name in found:
+            attempt, step, digest = name.split("-")
+            version = pb.VersionName(attempt=int(attempt), step=int(step), hash=bytes.fromhex(digest))
+            assert pulls(after.server.address, version) == sum(SIZES.values())
+        version = after.publish(9)
+        assert there(after) == needed(version), f"write {n}: nothing is left over"
+    assert server.kills == n - 1 >= 3 * len(STEPS)
+
+
+def test_a_store_that_is_away_is_asked_again_and_one_that_refuses_is_a_line(server: S3Server, run: str) -> None:
+    trainer = FolderTrainer(URL, run=run)
+    version = trainer.store.publish(attempt=1, step=1, tensors=tensors(1))
+
+    def comes_back() -> bool:
+        server.refusal = ""
+        return False
+
+    server.refusal = "SlowDown"
+    assert trainer.server.offer(version, ended=comes_back)
+    server.refusal = "SlowDown"
+    version = trainer.store.publish(attempt=1, step=2, tensors=tensors(2))
+    assert not trainer.server.offer(version, ended=lambda: True)
+
+    def late() -> bool:
+        trainer.now_s += TIMEOUT_S
+        return False
+
+    with pytest.raises(StoreUnavailableError, match=r"a version was not written within 240 s: "):
+        trainer.server.offer(version, ended=late)
+    server.refusal = "AccessDenied"
+    with pytest.raises(UserError, match=r"spec.weights.folder.url: cannot write s3://runs/jobs"):
+        FolderTrainer(URL, run=run).publish(3)
+
+
+async def test_a_read_that_is_given_up_writes_no_more(tmp_path: Path) -> None:
+    content = memoryview(b"late")
+    name = tmp_path / "content" / bytes_hash(content).hex()
+    name.parent.mkdir()
+    os.mkfifo(name)
+    memory = memoryview(bytearray(4))
+    piece = Piece(hash=bytes_hash(content), buffer=memory, begin=0, end=4)
+    aborted, cancelled = FolderSource(str(tmp_path)), FolderSource(str(tmp_path))
+    first = asyncio.create_task(aborted.fetch(piece, arrived=lambda _: None))
+    second = asyncio.create_task(cancelled.fetch(piece, arrived=lambda _: None))
+    await asyncio.sleep(0)
+    aborted.abort()
+    with pytest.raises(SourceBrokenError, match="given up"):
+        await first
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    with name.open("wb") as fifo:  # opens when both hang there, or the first does
+        fifo.write(content)
+    assert bytes(memory) == b"\0\0\0\0"
+    assert piece.begin == 0
+
+
+def test_a_run_through_a_directory_goes_to_its_end_though_its_trainer_is_killed(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl")
+    (tmp_path / "shared").mkdir()
+    job = simulated_job(steps=12)
+    job["spec"]["trainer"]["engine"]["simulated"]["weightBytes"] = 100_000
+    job["spec"]["weights"] = {"folder": {"url": str(tmp_path / "shared"), "deltas": True}}
+    run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
+    run.wait_steps(5)
+    run.kill("trainer-0")
+    assert run.wait_end() == 0, run.logs()
+    run.assert_exact()
+    names = [path.name for path in (tmp_path / "shared/run/weights/versions").iterdir()]
+    assert names
+    assert {name.split("-")[0] for name in names} == {"2"}
+
+
+def test_a_run_whose_directory_is_not_there_ends_with_a_line(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl")
+    job = simulated_job(steps=2)
+    job["spec"]["weights"] = {"folder": {"url": str(tmp_path / "missing")}}
+    run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
+    assert run.wait_end() == 2, run.logs()
+    assert f"spec.weights.folder.url: cannot write {tmp_path}/missing: FileNotFoundError" in run.logs()
+
+
+def test_adapters_are_trained_through_a_store(server: S3Server, tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl")
+    job = tiny_job(steps=3)
+    job["spec"]["trainer"] = {"lora": {"rank": 2}}
+    job["spec"]["weights"] = {"folder": {"url": URL}}
+    run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
+    assert run.wait_end() == 0, run.logs()
+    run.assert_exact()
+    sizes = folder(f"{URL}/run/weights").sizes()
+    assert sum(name.startswith("versions/") for name in sizes) >= 2

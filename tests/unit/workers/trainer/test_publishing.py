@@ -1,0 +1,50 @@
+"""A version that cannot be brought to where generators find it ends the waits for its samples."""
+
+import pytest
+
+from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.object_store import StoreUnavailableError
+from streamrl_workers.trainer.engines.engine import RetryError
+from streamrl_workers.trainer.session import Session
+from streamrl_workers.trainer.step_loop import Publishing
+from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.store import WeightStore
+
+TENSORS = {"w": TensorBytes("uint8", (4,), memoryview(b"abcd"))}
+
+
+def session() -> Session:
+    identity = pb.TrainerHello(trainer_id="trainer-0", instance="one")
+    return Session(identity, step=0, window_bytes=2**20, checkpoint_path="")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (StoreUnavailableError("not within 9 s"), RetryError, "weights: not within 9 s"),
+        (UserError(field="url", rule="must be there"), UserError, "url: must be there"),
+    ],
+)
+def test_its_error_is_that_of_the_session(error: Exception, kind: type[Exception], text: str) -> None:
+    asked = session()
+
+    def offer(*_: object, **__: object) -> bool:
+        raise error
+
+    with Publishing(asked, store=WeightStore(), offer=offer, attempt=1) as publishing:
+        publishing.begin(0, TENSORS)
+        with pytest.raises(kind, match=text):
+            publishing.wait()
+    with pytest.raises(kind, match=text):
+        asked.poll()
+
+
+def test_a_process_that_is_to_end_announces_no_version_that_is_not_there() -> None:
+    asked = session()
+    asked.terminate()
+    store = WeightStore()
+    with Publishing(asked, store=store, offer=lambda _, ended: not ended(), attempt=1) as publishing:
+        publishing.begin(0, TENSORS)
+        publishing.wait()
+        assert publishing.newest_hash == store.versions()[0].hash

@@ -1,0 +1,314 @@
+"""Weights through a folder that a trainer writes and generators read: of an object store, or a mounted directory.
+
+    URL/<run>/weights/content/<hash>                       the bytes of a tensor, or of a delta
+    URL/<run>/weights/versions/<attempt>-<step>-<hash>     the Manifest of a version, written behind all that it names
+
+Owns the layout, what is written and when it is deleted, and reading. Does not own bytes of versions (`store.py`), nor verifying them (`pull.py`).
+
+Invariants:
+- A version whose manifest is there is whole, whenever a trainer is killed. It is announced afterwards.
+- Only a trainer writes and deletes; a manifest goes before what it names. Kept are the newest versions, and of older ones at most
+  `_MOST_OLDER`, for as long as a pull may take. What an earlier life of the trainer left is used or deleted with the first version.
+- A read that was given up writes no more into a puller's memory. No thread here keeps a process from its end.
+"""
+
+import asyncio
+import ctypes
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ParamSpec, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.channel import Backoff
+from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
+from streamrl_workers.weights.hashing import version_text
+from streamrl_workers.weights.source import NotKeptError, Piece, ServedStore, SourceBrokenError, SourceRefusedError
+
+FIELD = "spec.weights.folder.url"
+_CONTENT, _VERSIONS = "content", "versions"
+_STREAMS = 4
+"""Contents that are written at once."""
+_MOST_OLDER = 8
+"""Versions beyond the newest, for slow pulls."""
+_LOOK_S = 0.25
+"""Between two looks whether this process is to end."""
+_REQUEST_BYTES = 4 * 2**20
+"""Read at once: long enough to hide a round trip, short enough that a slow link shows what comes."""
+_ANSWER_S = 60.0
+"""For these bytes."""
+_MANIFEST_BYTES = 2**28
+_MOST_CALLS = 16
+"""Reads at once, those included that nobody waits for any more."""
+
+_log = logging.getLogger("streamrl.weights")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    contents: frozenset[str]  # names
+    at_s: float
+
+
+class FolderWeightServer:
+    """Brings versions of a store into the folder; generators find them there."""
+
+    def __init__(
+        self,
+        store: ServedStore,
+        *,
+        url: str,
+        run: str,
+        newest_kept: int,
+        timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`run`: a name that no other run with this URL has. Nothing is asked of the store of objects.
+
+        Raises:
+            UserError: no library here reads such URLs.
+        """
+        self._store = store
+        self._root = ObjectFolder.at(url, field=FIELD, takes_disk=True)
+        self._folder = self._root.child(run).child("weights")
+        self.address = self._folder.url
+        self.served_bytes = 0
+        """Written, since it began."""
+        self._newest_kept = newest_kept
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._there: dict[str, int] | None = None  # bytes by name; None: it was not asked yet
+        self._kept: dict[str, _Written] = {}  # by name of the manifest, oldest first
+
+    def offer(self, version: pb.VersionName, *, ended: Callable[[], bool]) -> bool:
+        """Write a version of the store; False: `ended` was true before it was there.
+
+        Raises:
+            StoreUnavailableError: it could not be written in time.
+            UserError: it cannot be written.
+        """
+        until_s, backoff = self._clock() + self._timeout_s, Backoff()
+        reason = "it hangs"
+        while True:
+            work = _apart(self._write, version)
+            while not wait([work], _LOOK_S).done:
+                if ended():
+                    return False
+                if self._clock() >= until_s:
+                    raise self._late(reason)
+            try:
+                work.result()
+            except StoreUnavailableError as error:
+                reason = str(error)
+            except OSError as error:
+                rule = f"does not take weights: {error.strerror or error}"
+                raise UserError(
+                    field=FIELD, rule=rule, got=self._root.url, fix="free the disk, or its rights"
+                ) from error
+            else:
+                return True
+            if self._clock() >= until_s:
+                raise self._late(reason)
+            time.sleep(backoff.next_pause_s())
+
+    def close(self) -> None:
+        """Nothing: what is there stays for those who read it."""
+
+    def _late(self, reason: str) -> StoreUnavailableError:
+        return StoreUnavailableError(f"a version was not written within {self._timeout_s:g} s: {reason}")
+
+    def _write(self, version: pb.VersionName) -> None:
+        if self._there is None:
+            self._root.probe()
+            self._there = self._folder.sizes()
+        with self._store.pulling(version) as manifest:
+            assert manifest is not None, "it was published just now"
+            sizes = {_content(tensor.hash): tensor.size_bytes for tensor in manifest.tensors if tensor.size_bytes}
+            sizes |= {_content(delta.hash): delta.size_bytes for delta in manifest.deltas}
+            missing = deque(name for name, size in sizes.items() if self._there.get(name) != size)
+            streams = [_apart(self._write_contents, missing) for _ in range(min(_STREAMS, len(missing)))]
+            wait(streams)
+            for stream in streams:
+                stream.result()
+            name = f"{_VERSIONS}/{version_text(version)}"
+            self._put(name, memoryview(manifest.SerializeToString()))
+        self._kept.pop(name, None)
+        self._kept[name] = _Written(contents=frozenset(sizes), at_s=self._clock())
+        self._clean()
+
+    def _write_contents(self, names: deque[str]) -> None:
+        while names:
+            try:
+                name = names.popleft()
+            except IndexError:  # another stream has it
+                return
+            data = self._store.content(bytes.fromhex(name.removeprefix(f"{_CONTENT}/")))
+            assert data is not None, "the version is being pulled"
+            self._put(name, data)
+
+    def _put(self, name: str, data: memoryview) -> None:
+        self._folder.write(name, data)
+        with self._lock:
+            assert self._there is not None
+            self._there[name] = len(data)
+            self.served_bytes += len(data)
+
+    def _clean(self) -> None:
+        """Delete what no kept version needs; what cannot be deleted now is deleted with the next version."""
+        assert self._there is not None
+        for name in self._too_old():
+            del self._kept[name]
+        needed = {*self._kept}.union(*(kept.contents for kept in self._kept.values()))
+        unneeded = sorted(self._there.keys() - needed, key=lambda name: name.startswith(f"{_CONTENT}/"))
+        first = [name for name in unneeded if not name.startswith(f"{_CONTENT}/")]
+        try:
+            for names in (first, unneeded[len(first) :]):
+                self._folder.delete(names)
+                for name in names:
+                    del self._there[name]
+        except (StoreUnavailableError, UserError, OSError) as error:
+            _log.warning("old weights stay for now: %s", error)
+
+    def _too_old(self) -> list[str]:
+        """The kept versions that a pull which is in time does not need any more."""
+        names, now_s = list(self._kept), self._clock()
+        older = names[: -self._newest_kept]
+        successors = names[self._newest_kept :]  # each one left the newest when this one came
+        return [
+            name
+            for place, (name, successor) in enumerate(zip(older, successors, strict=True))
+            if place < len(older) - _MOST_OLDER or now_s - self._kept[successor].at_s >= self._timeout_s
+        ]
+
+
+class FolderSource:
+    """Reads from such a folder."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._given_up = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def connect(cls, address: str, **_whose: object) -> "FolderSource":
+        """`address`: URL of the weights. Who may read them is a matter of the folder."""
+        return cls(address)
+
+    async def manifest(self, version: pb.VersionName) -> pb.Manifest:
+        body = await self._read(f"{_VERSIONS}/{version_text(version)}", begin=0, end=_MANIFEST_BYTES)
+        try:
+            return pb.Manifest.FromString(body)
+        except DecodeError:
+            raise SourceRefusedError(f"{len(body)} bytes that are no manifest") from None
+
+    async def fetch(self, piece: Piece, *, arrived: Callable[[int], None]) -> None:
+        while piece.begin < piece.end:
+            end = min(piece.end, piece.begin + _REQUEST_BYTES)
+            target = piece.buffer[piece.begin : end]
+            data = await self._read(_content(piece.hash), begin=piece.begin, end=end, target=target)
+            if len(data) != len(target):
+                raise SourceRefusedError(f"{piece.hash.hex()} ends at {piece.begin + len(data)} of its bytes")
+            piece.begin = end
+            arrived(len(data))
+
+    def abort(self) -> None:
+        if not self._given_up.done():
+            self._given_up.set_result(None)
+
+    async def close(self) -> None:
+        self.abort()
+
+    async def _read(self, name: str, *, begin: int, end: int, target: memoryview | None = None) -> bytes:
+        """These bytes, which are in `target` too."""
+        if self._given_up.done():
+            raise SourceBrokenError("it was given up")
+        if not _calls.acquire(blocking=False):
+            raise SourceBrokenError(f"{_MOST_CALLS} reads hang")
+        into = None if target is None else _Target(target)
+        work = _apart(_read, self._url, name, begin=begin, end=end, into=into)
+        work.add_done_callback(lambda _: _calls.release())
+        reading = asyncio.wrap_future(work)
+        try:
+            await asyncio.wait({reading, self._given_up}, timeout=_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise SourceBrokenError("it was given up" if self._given_up.done() else f"no answer in {_ANSWER_S:g} s")
+            data = reading.result()
+        except (StoreUnavailableError, OSError) as error:
+            raise SourceBrokenError(str(error)) from None
+        except UserError as error:
+            raise SourceRefusedError(str(error)) from None
+        finally:
+            reading.cancel()
+            if into is not None:
+                into.give_up()
+        if data is None:
+            raise NotKeptError(f"{name} is not there")
+        return data
+
+
+class _Target:
+    """Memory that is filled by a thread, until it is given up."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory: memoryview | None = memory
+        self._lock = threading.Lock()
+
+    def fill(self, data: bytes) -> None:
+        """Copy as many bytes as fit. Pages that are touched first take long: other threads run meanwhile."""
+        with self._lock:
+            if self._memory is not None and data:
+                size = min(len(data), len(self._memory))
+                ctypes.memmove((ctypes.c_char * size).from_buffer(self._memory), data, size)
+
+    def give_up(self) -> None:
+        """Nothing is written any more."""
+        with self._lock:
+            self._memory = None
+
+
+_calls = threading.BoundedSemaphore(_MOST_CALLS)
+
+
+@lru_cache(maxsize=4)
+def _opened(url: str) -> ObjectFolder:
+    """Streams share its connections."""
+    return ObjectFolder.at(url, field=FIELD, takes_disk=True)
+
+
+def _read(url: str, name: str, *, begin: int, end: int, into: "_Target | None") -> bytes | None:
+    data = _opened(url).read(name, begin=begin, end=end)
+    if into is not None and data is not None:
+        into.fill(data)
+    return data
+
+
+def _content(content_hash: bytes) -> str:
+    return f"{_CONTENT}/{content_hash.hex()}"
+
+
+def _apart(call: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> "Future[_T]":
+    """Its result, by a thread of its own."""
+    done: Future[_T] = Future()
+    done.set_running_or_notify_cancel()  # who stops to wait does not stop it
+
+    def work() -> None:
+        try:
+            done.set_result(call(*args, **options))
+        except BaseException as error:  # noqa: BLE001 - handed to who waits
+            done.set_exception(error)
+
+    try:
+        threading.Thread(target=work, name="weights-folder", daemon=True).start()
+    except RuntimeError as error:  # no thread for it
+        done.set_exception(StoreUnavailableError(str(error)))
+    return done
