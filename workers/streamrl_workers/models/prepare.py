@@ -46,6 +46,7 @@ from streamrl_workers.process.shutdown import watch_parent
 from streamrl_workers.stream.object_store import StoreUnavailableError, local_directory, make_directory
 from streamrl_workers.stream.run_folder import write_model_path
 from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
+from streamrl_workers.tasks.demonstrations import open_demonstrations
 
 RECIPE = 2
 """Version of the code that makes a scratch model; raise it when the same inputs give another model."""
@@ -126,13 +127,19 @@ def _find_directory(path: str, *, base_dir: Path, cache_dir: Path) -> Path:
 
 def _try_task(spec: RLJobSpec, *, base_dir: Path, directory: Path) -> None:
     """Open what the task pool will open and what can take long or fail for the model's sake: here a download may take hours."""
-    dataset, chat = spec.task.dataset, spec.task.chat
+    dataset, chat, supervised = spec.task.dataset, spec.task.chat, spec.algorithm.supervised
     if (
         dataset.hugging_face is not None
         or chat is not None
         or (dataset.jsonl is not None and is_url(dataset.jsonl.path))
+        or supervised is not None
     ):
-        open_dataset(spec.task, seed=spec.seed, base_dir=base_dir, model_path=str(directory))
+        model_path = str(directory)
+        opened = open_dataset(
+            spec.task, seed=spec.seed, base_dir=base_dir, model_path=model_path, supervised=supervised
+        )
+        if supervised is not None:  # each row: what is wrong with one ends no run at its last step
+            open_demonstrations(opened, task=spec.task, spec=supervised, model_path=model_path).check()
 
 
 def recipe_hash(scratch: ScratchModel, *, seed: int, survey: Survey) -> str:

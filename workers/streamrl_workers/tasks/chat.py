@@ -57,19 +57,9 @@ def open_chat(chat: Chat, *, model_path: str) -> "ChatTemplate":
 
 
 def _load(model_path: str) -> "PreTrainedTokenizerFast":
-    from transformers import PreTrainedTokenizerFast
-
     if not model_path:
         raise UserError(field=FIELD, rule="needs a model with a tokenizer, and this run has none", fix="remove chat")
-    try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path, local_files_only=True)
-    except Exception as error:  # a broken file surfaces as any exception at all, a bare one of the tokenizers' Rust too
-        raise UserError(
-            field=FIELD,
-            rule=f"the tokenizer cannot be loaded: {type(error).__name__}: {shorten(_one_line(error))}",
-            got=model_path,
-            fix="save it with save_pretrained, so that tokenizer.json is there",
-        ) from error
+    tokenizer = load_fast_tokenizer(model_path, field=FIELD)
     if not tokenizer.chat_template:
         raise UserError(
             field=FIELD,
@@ -77,7 +67,22 @@ def _load(model_path: str) -> "PreTrainedTokenizerFast":
             got=model_path,
             fix="take an instruction-tuned model, or remove chat",
         )
-    loaded: PreTrainedTokenizerFast = tokenizer
+    return tokenizer
+
+
+def load_fast_tokenizer(model_path: str, *, field: str) -> "PreTrainedTokenizerFast":
+    """The tokenizer in the directory `model_path`, without torch. Raises `UserError` if there is none; `field` is who needs it."""
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(model_path, local_files_only=True)
+    except Exception as error:  # a broken file surfaces as any exception at all, a bare one of the tokenizers' Rust too
+        raise UserError(
+            field=field,
+            rule=f"the tokenizer cannot be loaded: {type(error).__name__}: {shorten(_one_line(error))}",
+            got=model_path,
+            fix="save it with save_pretrained, so that tokenizer.json is there",
+        ) from error
     return loaded
 
 

@@ -30,6 +30,7 @@ from streamrl_workers.tasks.values import FailureKind, NeedPrompts, PlayTurn, Re
 
 if TYPE_CHECKING:
     from streamrl_workers.agents.session import AgentSource
+    from streamrl_workers.tasks.demonstrations import Demonstrations
 
 Row = list[Any] | dict[str, str]
 
@@ -49,6 +50,8 @@ class TaskSources:
     """None: the job has none."""
     agents: "AgentSource | None" = None
     """None: the job has none."""
+    demonstrations: "Demonstrations | None" = None
+    """None: the algorithm wants none."""
 
 
 class Scoring:
@@ -58,6 +61,7 @@ class Scoring:
         """`entering` is told each stage before it begins, but for `first_stage` if a request begins so."""
         self._dataset = sources.dataset
         self._parts = sources.parts
+        self._shown = sources.demonstrations
         self._entering = entering
         self._untold: int | None = None
         environments = sources.environments
@@ -88,12 +92,15 @@ class Scoring:
         self._where = ""
         match request:
             case NeedPrompts():
-                return [self._item(request.split, request.first_index).prompt]
+                return self._prompt(self._item(request.split, request.first_index))
             case PlayTurn():
                 return self._play(self._item(request.split, request.prompt_index), request)
             case ScoreSample():
                 item = self._item(request.split, request.prompt_index)
                 return self._score(replace(item, environment_reward=request.environment_reward), request.completion)
+
+    def _prompt(self, item: Item) -> Row:
+        return [item.prompt] if self._shown is None else [item.prompt, protocol.demonstration_row(self._shown.of(item))]
 
     def _score(self, item: Item, completion: str) -> Row:
         values: list[float | None] = []
