@@ -1,6 +1,6 @@
 """The conditions of a job and of a pool, and the reasons that they and events give (`REASONS`).
 
-    Ready      the trainer and at least one generator are ready, and the scheduler's numbers can be read; else the reason says what is awaited
+    Ready      the trainer and at least one generator (where the job has pools) are ready, and the scheduler's numbers can be read; else the reason says what is awaited
     Suspended  suspend is set, or the job's queue does not admit it, and no pod is left
     Succeeded  all steps are done
     Failed     the job cannot go on, and will not be tried again
@@ -68,7 +68,7 @@ REASONS = {
     "Resumed": "The job goes on after a suspension.",
     "RightsMissing": "The operator lacks a right in the member cluster; the message has the first.",
     "RunFailed": "The run has ended with an error.",
-    "Running": "The trainer and at least one generator are ready.",
+    "Running": "The trainer and at least one generator are ready; without pools, the trainer.",
     "Scaled": "A pool has another number of replicas.",
     "ServerError": "The API server fails time after time.",
     "Started": "The first pods are made.",

@@ -20,7 +20,7 @@ from streamrl_operator.planning.values import JobEvent, Object, Observed
 
 
 def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
-    """The trainer first, all of its nodes, then at least one generator; generators that are missing beside others are told of."""
+    """The trainer first, all of its nodes, then at least one generator where the job has pools; generators that are missing beside others are told of."""
     trainer = [pod for pod in observed.pods if pods.trains(pod)]
     if not any(pods.is_trainer(pod) for pod in trainer):
         return _missing_pods(names.trainer(observed.name), "has not made its pod yet", observed=observed, wanted=1)
@@ -46,6 +46,10 @@ def _missing_pods(stateful_set: str, what: str, *, observed: Observed, wanted: i
 
 
 def _generators(generators: Sequence[Object], *, plans: Sequence[PoolPlan]) -> Aspect:
+    if not plans:
+        return Aspect(
+            type=READY, holds=True, reason="Running", message="the trainer is ready; the job has no generators"
+        )
     wanted, have = sum(plan.desired for plan in plans), sum(plan.status.ready_replicas or 0 for plan in plans)
     if wanted == 0:
         pools = ", ".join(plan.name for plan in plans)

@@ -27,8 +27,8 @@ class Supervised(GroupAlgorithm):
     compares = False
 
     def advantages(self, samples: Sequence[RewardedSample]) -> list[float | None]:
-        """1 for each."""
-        return [1.0] * len(samples)
+        """1 for each that has a reward: every row has one."""
+        return [None if sample.reward is None else 1.0 for sample in samples]
 
     def token_loss(self, batch: TokenBatch) -> TokenLoss:
         """L of each token; nothing is clipped or weighed."""
