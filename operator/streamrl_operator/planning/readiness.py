@@ -31,6 +31,10 @@ def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
     waiting_reason = pods.first_waiting_reason(trainer)
     if waiting_reason is not None:
         return _no(waiting_reason.reason, waiting_reason.message)
+    if observed.job is not None and not observed.job.spec.generators:
+        return Aspect(
+            type=READY, holds=True, reason="Running", message="the trainer is ready; the job has no generators"
+        )
     agents = "" if observed.job is None or observed.job.spec.agent_pool is None else names.AGENTS
     told = _generators(
         [pod for pod in observed.pods if pods.is_generator(pod)], plans=[plan for plan in plans if plan.name != agents]
