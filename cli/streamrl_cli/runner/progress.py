@@ -317,7 +317,7 @@ def _waits(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
         return
     if now["trainer"] is None:
         yield "the trainer is not connected"
-    if not now["generators"] and now["scaling"]["pools"]:
+    if not now["generators"] and now.get("scaling", {}).get("pools") != {}:  # {}: the job has no pools
         yield "no generator is connected"
     before = {one["id"]: one["bubbles"] for one in processes(then)}
     for one in processes(now):

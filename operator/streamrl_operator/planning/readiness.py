@@ -50,10 +50,6 @@ def _missing_pods(stateful_set: str, what: str, *, observed: Observed, wanted: i
 
 
 def _generators(generators: Sequence[Object], *, plans: Sequence[PoolPlan]) -> Aspect:
-    if not plans:
-        return Aspect(
-            type=READY, holds=True, reason="Running", message="the trainer is ready; the job has no generators"
-        )
     wanted, have = sum(plan.desired for plan in plans), sum(plan.status.ready_replicas or 0 for plan in plans)
     if wanted == 0:
         pools = ", ".join(plan.name for plan in plans)
