@@ -16,9 +16,9 @@ from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.evaluation import group_number
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.settings import SchedulerSettings
-from streamrl_workers.stream.packing import pack_int32
-from streamrl_workers.tasks.values import Demonstration, NeedPrompts, PlayTurn, Prompt, Score, ScoreSample, TurnAnswer
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Score, ScoreSample, TurnAnswer
 from support.core_peers import SimGenerator, SimTrainer, group_command, hello_of, is_evaluation
+from support.core_rows import check_held_out, is_of_row, prompts_of
 from support.replayed import replay
 from support.turns import CONTEXT_CHAR, check_trajectory, next_token
 
@@ -45,17 +45,6 @@ def settings(**changes) -> SchedulerSettings:
         "prompt_look_ahead": 8,
     }
     return SchedulerSettings(**{**values, **changes})
-
-
-def demonstration(index: int) -> Demonstration:
-    """What the data set answers to prompt `index`: its number tells it from all others."""
-    tokens = pack_int32([1] * (1 + index % 3))
-    return Demonstration(text="1", prompt_tokens=pack_int32([index]), tokens=tokens, truncated=False, reward=0.0)
-
-
-def is_of_row(sample: pb.Sample, index: int) -> bool:
-    shown = demonstration(index)
-    return (sample.prompt_tokens, sample.tokens) == (shown.prompt_tokens, shown.tokens)
 
 
 class World:
@@ -200,13 +189,7 @@ class World:
     # ---- the task pool
 
     def deliver_prompts(self) -> None:
-        need = self.prompts.popleft()
-        indices = range(need.first_index, need.first_index + need.count)
-        shown = demonstration if self.job.supervised else lambda index: None
-        prompts = [
-            Prompt(split=need.split, index=i, text=f"{need.split} {i % 5}", demonstration=shown(i)) for i in indices
-        ]
-        self.do(self.core.prompts_arrived(prompts))
+        self.do(self.core.prompts_arrived(prompts_of(self.prompts.popleft(), supervised=self.job.supervised)))
 
     def score(self, *, fail: bool) -> None:
         ask = self.scores.popleft()
@@ -349,9 +332,7 @@ class World:
             case "welcome":
                 trainer.attempt, trainer.welcomed = command.welcome.attempt, True
                 assert command.welcome.batch_groups == self.job.batch_groups
-                rows = self.job.evaluation_prompts if self.job.supervised else 0
-                assert all(is_of_row(row, number) for number, row in enumerate(command.welcome.held_out))
-                assert len(command.welcome.held_out) == rows
+                check_held_out(command.welcome.held_out, job=self.job)
                 trainer.owed = 0
                 self.do(self.core.credit(trainer.credit))
                 self.publish()

@@ -46,7 +46,6 @@ from streamrl_workers.process.shutdown import watch_parent
 from streamrl_workers.stream.object_store import StoreUnavailableError, local_directory, make_directory
 from streamrl_workers.stream.run_folder import write_model_path
 from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
-from streamrl_workers.tasks.demonstrations import open_demonstrations
 
 RECIPE = 2
 """Version of the code that makes a scratch model; raise it when the same inputs give another model."""
@@ -139,7 +138,7 @@ def _try_task(spec: RLJobSpec, *, base_dir: Path, directory: Path) -> None:
             spec.task, seed=spec.seed, base_dir=base_dir, model_path=model_path, supervised=supervised
         )
         if supervised is not None:  # each row: what is wrong with one ends no run at its last step
-            open_demonstrations(opened, task=spec.task, spec=supervised, model_path=model_path).check()
+            opened.check()
 
 
 def recipe_hash(scratch: ScratchModel, *, seed: int, survey: Survey) -> str:

@@ -25,7 +25,7 @@ from streamrl_workers.scheduler.evaluation import GROUP_BASE, Announcer
 from streamrl_workers.scheduler.fleet import Generator
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState
 from streamrl_workers.scheduler.groups.table import restore
-from streamrl_workers.scheduler.held_out import HeldOutRows
+from streamrl_workers.scheduler.held_out import HeldOutSamples
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.rebalancing import Rebalancer
 from streamrl_workers.scheduler.records import Dropped, Evaluated, Recovered, RunEnded
@@ -66,7 +66,7 @@ class Core:
         self._components = make_components(settings, recovered, first_lease=first_lease, lengths=lengths, curves=curves)
         self._components.fleet.epoch_s = epoch_s
         self._outbox = self._components.outbox
-        self._held_out = HeldOutRows(settings)
+        self._held_out = HeldOutSamples(settings)
         self._feed = TrainerFeed(self._components, recovered, held_out=self._held_out.samples)
         self._announcer = Announcer(
             self._outbox,
@@ -144,7 +144,8 @@ class Core:
             else:
                 self._components.planner.arrived(prompt)
                 self._components.lifecycle.lengths.expect(prompt.text)
-        self._join(self._held_out.take_waiting())
+        for hello in self._held_out.take_waiting():
+            self._join(hello)
         return self._settle()
 
     def prompts_ranked(self, scores: Mapping[int, float]) -> list[Effect]:
@@ -282,9 +283,7 @@ class Core:
         self._feed.left()
         return self._settle()
 
-    def _join(self, hello: pb.TrainerHello | None) -> None:
-        if hello is None:
-            return
+    def _join(self, hello: pb.TrainerHello) -> None:
         try:
             self._held_out.check()
             if self._feed.knows(hello):

@@ -13,7 +13,7 @@ from streamrl_workers.tasks.values import Prompt
 MOST_BYTES = 64 * 2**20
 
 
-class HeldOutRows:
+class HeldOutSamples:
     """Of one job; of one that is not supervised there are none, and nobody waits."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
@@ -44,8 +44,9 @@ class HeldOutRows:
         self._waiting = None if self.complete else hello
         return self._waiting is not None
 
-    def take_waiting(self) -> pb.TrainerHello | None:
-        """The trainer that need not wait any more."""
-        hello = self._waiting if self.complete else None
-        self._waiting = self._waiting if hello is None else None
-        return hello
+    def take_waiting(self) -> tuple[pb.TrainerHello, ...]:
+        """The trainer that need not wait any more, if there is one."""
+        if self._waiting is None or not self.complete:
+            return ()
+        hello, self._waiting = self._waiting, None
+        return (hello,)

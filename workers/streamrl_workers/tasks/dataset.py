@@ -24,11 +24,16 @@ from streamrl.spec.algorithm import SupervisedSpec
 from streamrl.spec.base import PythonFunction
 from streamrl.spec.task import JsonlDataset, ReasoningGymDataset, Task
 from streamrl_workers.rewards.base import Item, load_function
-from streamrl_workers.tasks.chat import ChatTemplate, open_chat
-from streamrl_workers.tasks.values import Split
+from streamrl_workers.tasks.chat import (
+    SUPERVISED_FIELD,
+    ChatTemplate,
+    Demonstrations,
+    open_chat,
+    open_demonstrations,
+)
+from streamrl_workers.tasks.values import Demonstration, Split
 
 FORMAT_FIELD = "spec.task.format"
-SUPERVISED_FIELD = "spec.algorithm.supervised"
 FORMAT_KEYWORDS = ("question", "answer", "metadata")
 
 
@@ -70,23 +75,28 @@ Format = Callable[[Question], tuple[str, str]]
 class TaskDataset:
     """A source, the user's format, and the chat template around what it gives."""
 
-    def __init__(self, source: QuestionSource, *, make_texts: Format, chat: ChatTemplate | None = None) -> None:
+    def __init__(
+        self,
+        source: QuestionSource,
+        *,
+        make_texts: Format,
+        chat: ChatTemplate | None = None,
+        demonstrations: Demonstrations | None = None,
+        reward_field: str | None = None,
+    ) -> None:
+        """`demonstrations`: of a supervised job, whose rows say what they earned in `reward_field`."""
         self._source = source
+        self._demonstrations = demonstrations
+        self._reward_field = reward_field
         self._make_texts = make_texts
         self.chat = chat
         """None: prompts are plain text."""
         self.verify = source.verify
-        self.place = source.place
 
     @property
     def held_out_size(self) -> int | None:
         """Held-out items; None = endless."""
         return self._source.held_out_size
-
-    @property
-    def train_size(self) -> int | None:
-        """Train items of a pass; None = endless."""
-        return self._source.train_size
 
     def question(self, split: Split, index: int) -> Question:
         """Question `index` of a split, before the user's format."""
@@ -104,6 +114,21 @@ class TaskDataset:
             metadata=question.metadata,
             source_index=question.source_index,
         )
+
+    def demonstration(self, item: Item) -> Demonstration | None:
+        """The item's answer as a sample, of a supervised job. Raises `UserError` if it cannot be trained."""
+        if self._demonstrations is None:
+            return None
+        reward = reward_of(item, field=self._reward_field, place=self._source.place)
+        place = self._source.place(item.source_index)
+        return self._demonstrations.of(item.prompt, item.target, place=place, reward=reward)
+
+    def check(self) -> None:
+        """Make each item once, if their number is finite. Raises `UserError` as `item` and `demonstration`."""
+        sizes: dict[Split, int | None] = {"train": self._source.train_size, "held_out": self._source.held_out_size}
+        for split, size in sizes.items():
+            for index in range(size or 0):
+                self.demonstration(self.item(split, index))
 
 
 def _encodable(text: str) -> str:
@@ -190,7 +215,7 @@ def open_dataset(
         seed: the job's.
         base_dir: where its paths begin.
         model_path: directory of the tokenizer whose chat template is used; "" = the run has none.
-        supervised: which rows are trained; None = all.
+        supervised: the algorithm, where answers are trained: which of them, and that they become samples; None = another one.
 
     Raises:
         UserError: the data set, its file, the format function or the chat template cannot be used.
@@ -199,7 +224,13 @@ def open_dataset(
     source = DATASETS[task.dataset.key](task, seed=seed, base_dir=base_dir)
     if supervised is not None and supervised.min_reward is not None:
         _keep_best(source, supervised, least=supervised.min_reward)
-    dataset = TaskDataset(source, make_texts=make_format(task.format, base_dir=base_dir), chat=chat)
+    dataset = TaskDataset(
+        source,
+        make_texts=make_format(task.format, base_dir=base_dir),
+        chat=chat,
+        demonstrations=None if supervised is None else open_demonstrations(task, model_path=model_path),
+        reward_field=None if supervised is None else supervised.reward_field,
+    )
     dataset.item("train", 0)
     dataset.item("held_out", 0)
     return dataset

@@ -88,18 +88,18 @@ def _open(config: dict[str, Any]) -> TaskSources:
     if config["only_agents"]:
         dataset = open_no_dataset(task, model_path=config["model_path"])
         return TaskSources(dataset=dataset, parts=(), agents=_open_agents(config, task, dataset))
-    model_path, supervised = config["model_path"], _supervised(config)
-    dataset = open_dataset(task, seed=config["seed"], base_dir=base_dir, model_path=model_path, supervised=supervised)
+    dataset = open_dataset(
+        task,
+        seed=config["seed"],
+        base_dir=base_dir,
+        model_path=config["model_path"],
+        supervised=_supervised(config),
+    )
     parts = make_parts(task.rewards, verify=dataset.verify, base_dir=base_dir)
     environments = open_environment(task.environment, seed=config["seed"], base_dir=base_dir)
     apart = task.agent is None or task.agent.pool is not None
     agents = None if apart else _open_agents(config, task, dataset)
-    shown = None
-    if supervised is not None:
-        from streamrl_workers.tasks.demonstrations import open_demonstrations
-
-        shown = open_demonstrations(dataset, task=task, spec=supervised, model_path=model_path)
-    return TaskSources(dataset=dataset, parts=parts, environments=environments, agents=agents, demonstrations=shown)
+    return TaskSources(dataset=dataset, parts=parts, environments=environments, agents=agents)
 
 
 def _supervised(config: dict[str, Any]) -> SupervisedSpec | None:

@@ -30,7 +30,6 @@ from streamrl_workers.tasks.values import FailureKind, NeedPrompts, PlayTurn, Re
 
 if TYPE_CHECKING:
     from streamrl_workers.agents.session import AgentSource
-    from streamrl_workers.tasks.demonstrations import Demonstrations
 
 Row = list[Any] | dict[str, str]
 
@@ -50,8 +49,6 @@ class TaskSources:
     """None: the job has none."""
     agents: "AgentSource | None" = None
     """None: the job has none."""
-    demonstrations: "Demonstrations | None" = None
-    """None: the algorithm wants none."""
 
 
 class Scoring:
@@ -61,7 +58,6 @@ class Scoring:
         """`entering` is told each stage before it begins, but for `first_stage` if a request begins so."""
         self._dataset = sources.dataset
         self._parts = sources.parts
-        self._shown = sources.demonstrations
         self._entering = entering
         self._untold: int | None = None
         environments = sources.environments
@@ -100,7 +96,8 @@ class Scoring:
                 return self._score(replace(item, environment_reward=request.environment_reward), request.completion)
 
     def _prompt(self, item: Item) -> Row:
-        return [item.prompt] if self._shown is None else [item.prompt, protocol.demonstration_row(self._shown.of(item))]
+        shown = self._dataset.demonstration(item)
+        return [item.prompt] if shown is None else [item.prompt, protocol.demonstration_row(shown)]
 
     def _score(self, item: Item, completion: str) -> Row:
         values: list[float | None] = []
