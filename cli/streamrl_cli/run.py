@@ -18,6 +18,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
@@ -38,13 +39,16 @@ from streamrl_cli.runner.folder import (
 )
 from streamrl_cli.runner.plan import plan_run, usable_cpus, visible_gpus
 from streamrl_cli.runner.prepare import prepare_model
-from streamrl_cli.runner.progress import RunProgress, StallWatch, format_number, format_seconds
+from streamrl_cli.runner.progress import RunProgress, StallWatch, format_number, format_seconds, held_out_losses
 from streamrl_cli.runner.scaling import Scaler
 from streamrl_cli.runner.supervisor import Supervisor, check_port
 from streamrl_cli.runner.view import LiveView, PlainView
 from streamrl_cli.runner.workers import RunFailedError
 from streamrl_workers.scheduler.journal.adoption import adopt, newest_of
 from streamrl_workers.scheduler.journal.check import store_of
+
+if TYPE_CHECKING:
+    from streamrl_cli.reporting.data import RunData
 
 REFRESH_S = 1.0
 """How often progress is read and drawn."""
@@ -264,19 +268,30 @@ class _Run:
         from streamrl_cli.reporting.report import bubbles_line, write_report
 
         data = read_run(self.folder.path)
-        first, last = data.evaluations[0], data.evaluations[-1]
-        held_out = f"{format_number(first['mean_reward'])} -> {format_number(last['mean_reward'])}"
-        if last.get("sampled_reward") is not None:
-            held_out += (
-                f" (sampled {format_number(first.get('sampled_reward'))} -> {format_number(last['sampled_reward'])})"
-            )
         took = format_seconds(data.steps[-1]["elapsed_s"] if data.steps else None)
-        console.out(f"done: {len(data.steps)} steps in {took}, held-out reward {held_out}")
+        console.out(f"done: {len(data.steps)} steps in {took}{_held_out(data)}")
         console.out(f"check: {_check_line(self.folder)}")
         console.out(f"wall, weighted by cost: {bubbles_line(data)}")
         console.out(f"report: {write_report(data)}")
         if self.folder.file(keys.DIR_EXPORT).is_dir():
             console.out(f"model:  {self.folder.file(keys.DIR_EXPORT)}")
+
+
+def _held_out(data: "RunData") -> str:
+    """From the first evaluation to the last: reward, where there were generators; loss, of a supervised run."""
+    parts = []
+    if data.evaluations:
+        first, last = data.evaluations[0], data.evaluations[-1]
+        parts.append(f", held-out reward {_from_to(first['mean_reward'], last['mean_reward'])}")
+        if last.get("sampled_reward") is not None:
+            parts.append(f" (sampled {_from_to(first.get('sampled_reward'), last['sampled_reward'])})")
+    if losses := held_out_losses(data.steps):
+        parts.append(f", held-out loss {_from_to(losses[0], losses[-1])}")
+    return "".join(parts)
+
+
+def _from_to(first: float | None, last: float | None) -> str:
+    return f"{format_number(first)} -> {format_number(last)}"
 
 
 def _check_line(folder: RunFolder) -> str:

@@ -155,6 +155,22 @@ def _is_restored(lab: Lab, plural: str, before: dict[str, Any], change: dict[str
     return all(now["metadata"].get(key) == before["metadata"].get(key) for key in ("labels", "ownerReferences"))
 
 
+def test_a_job_without_generators_has_its_trainer_alone(lab: Lab, operator: Operator) -> None:
+    document = job(algorithm={"supervised": {}}, generators=[], trainer={})
+    document["spec"]["pipeline"] = {"mode": "StreamSync", "batchGroups": 4, "steps": 20}
+    document["spec"]["task"] |= {"groupSize": 1}
+    del document["spec"]["task"]["rewards"]
+    lab.create("rljobs", document)
+    alone = {plural: {name for name in made if name not in POOLS} for plural, made in MADE.items()}
+    lab.wait(lambda: lab.made(JOB) == alone and replicas(lab) == {"trainer": 1}, f"the objects of {JOB}", operator)
+    lab.wait_until_quiet(JOB, operator)
+    assert lab.condition(JOB, "Ready")["reason"] != "NoGenerators"
+    lab.patch("rljobs", JOB, {"spec": {"suspend": True}})
+    lab.wait(lambda: replicas(lab) == {"trainer": 0}, "no pods", operator)
+    lab.delete("rljobs", JOB)
+    lab.wait(lambda: lab.made(JOB) == KEPT, "nothing but what is kept", operator)
+
+
 def test_suspend_and_resume(lab: Lab, operator: Operator) -> None:
     start(lab, operator)
     claims = {each["metadata"]["uid"] for each in lab.list("persistentvolumeclaims")}

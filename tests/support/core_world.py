@@ -16,8 +16,9 @@ from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.evaluation import group_number
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.settings import SchedulerSettings
-from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Score, ScoreSample, TurnAnswer
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Score, ScoreSample, TurnAnswer
 from support.core_peers import SimGenerator, SimTrainer, group_command, hello_of, is_evaluation
+from support.core_rows import check_held_out, is_of_row, prompts_of
 from support.replayed import replay
 from support.turns import CONTEXT_CHAR, check_trajectory, next_token
 
@@ -188,10 +189,7 @@ class World:
     # ---- the task pool
 
     def deliver_prompts(self) -> None:
-        need = self.prompts.popleft()
-        indices = range(need.first_index, need.first_index + need.count)
-        texts = [Prompt(split=need.split, index=i, text=f"{need.split} {i % 5}") for i in indices]
-        self.do(self.core.prompts_arrived(texts))
+        self.do(self.core.prompts_arrived(prompts_of(self.prompts.popleft(), supervised=self.job.supervised)))
 
     def score(self, *, fail: bool) -> None:
         ask = self.scores.popleft()
@@ -334,6 +332,7 @@ class World:
             case "welcome":
                 trainer.attempt, trainer.welcomed = command.welcome.attempt, True
                 assert command.welcome.batch_groups == self.job.batch_groups
+                check_held_out(command.welcome.held_out, job=self.job)
                 trainer.owed = 0
                 self.do(self.core.credit(trainer.credit))
                 self.publish()
@@ -384,7 +383,8 @@ class World:
         for group in groups:
             assert len(group.samples) == self.job.group_size
             for trajectory in group.samples:
-                check_trajectory(trajectory, job=self.job, ours=self.ours)
+                check_trajectory(trajectory, job=self.job, ours=self.ours and not self.job.supervised)
+                assert not self.job.supervised or is_of_row(trajectory, group.group_id)
             first = min(trajectory.spans[0].step for trajectory in group.samples)
             assert step - first <= self.job.staleness
             self.staleness_seen.add(step - first)

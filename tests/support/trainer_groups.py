@@ -21,6 +21,7 @@ def trainer_spec(
     **trainer: Any,
 ) -> RLJobSpec:
     """A small job; `algorithm` are the constants of `rule`, `engine` is the generator's, `trainer` is in the words of the job file."""
+    supervised = rule == "supervised"
     return parse_job(
         {
             "apiVersion": "streamrl.io/v1alpha1",
@@ -30,12 +31,12 @@ def trainer_spec(
                 "model": {"scratch": {}},
                 "task": {
                     "dataset": {"jsonl": {"path": "prompts.jsonl"}},
-                    "groupSize": 4,
+                    "groupSize": 1 if supervised else 4,
                     "sampling": {"maxTokens": 64, "temperature": temperature},
                     "rewards": [{"name": "answer", "exactMatch": {}}],
                 },
                 "algorithm": {rule: algorithm or {}, **({"correction": correction} if correction else {})},
-                "pipeline": {"batchGroups": 4, "steps": steps},
+                "pipeline": {"batchGroups": 4, "steps": steps, **({"mode": "StreamSync"} if supervised else {})},
                 "generators": [{"name": "sim", "engine": engine or {"hf": {}}}],
                 "trainer": {"learningRate": 1e-3, **trainer},
                 **({"weights": {"http": weights}} if weights else {}),

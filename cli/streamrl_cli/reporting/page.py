@@ -22,7 +22,14 @@ from streamrl.text import plain
 from streamrl_cli.reporting.data import RunData, weighted_bubbles
 from streamrl_cli.reporting.samples import ShownSample
 from streamrl_cli.reporting.walls import Timeline
-from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number, format_seconds
+from streamrl_cli.runner.progress import (
+    PARTS,
+    bubble_shares,
+    format_count,
+    format_number,
+    format_seconds,
+    held_out_losses,
+)
 from streamrl_workers.metrics import logprob_diff
 
 Figure = dict[str, Any]
@@ -158,7 +165,9 @@ def _cards(run: RunData) -> dict[str, str]:
         else "–"
     )
     tokens = sum(line["tokens"] for line in steps)
-    return {
+    losses = held_out_losses(steps)
+    loss = {"held-out loss": " → ".join(format_number(losses[at]) for at in (0, -1))} if losses else {}
+    return loss | {
         "held-out reward": held_out,
         "steps": f"{len(steps)} / {run.folder.job.spec.pipeline.steps}",
         "time of training": format_seconds(elapsed_s),
@@ -208,8 +217,9 @@ def all_charts(run: RunData) -> list[Chart]:
         (
             "Reward",
             "Mean reward of the step's samples, and of greedy answers to held-out prompts.",
-            reward(run.steps, run.evaluations),
+            reward(run.steps if _has_rewards(run) else (), run.evaluations),
         ),
+        ("Loss", "Cross-entropy in nats a token, before the step and of held-out answers behind it.", _losses(run)),
         ("Reward by part", "Mean of each reward before its weight, smoothed.", reward_parts(run)),
         (
             "Length of completions",
@@ -269,6 +279,27 @@ def reward(lines: Sequence[Any], evaluations: Sequence[Any]) -> Figure:
                 for key, name, colour in _HELD_OUT
                 if any(e.get(key) is not None for e in evaluations)
             ),
+        ]
+    )
+
+
+def _has_rewards(run: RunData) -> bool:
+    """Whether the samples that are trained have some."""
+    supervised = run.folder.job.spec.algorithm.supervised
+    return supervised is None or supervised.reward_field is not None
+
+
+def _losses(run: RunData) -> Figure:
+    """Of a supervised run; any other's loss says nothing to the eye."""
+    if run.folder.job.spec.algorithm.supervised is None:
+        return figure([])
+    told = [(line["step"] + 1, line.get("trainer", {})) for line in run.steps]
+    train = [(step, one["loss"]) for step, one in told if "loss" in one]
+    held_out = [(step, one["held_out_loss"]) for step, one in told if "held_out_loss" in one]
+    return figure(
+        [
+            trace([step for step, _ in points], [loss for _, loss in points], name=name, colour=colour)
+            for name, points, colour in (("train", train, SOFT), ("held-out", held_out, LINE))
         ]
     )
 

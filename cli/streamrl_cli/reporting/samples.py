@@ -94,6 +94,7 @@ class ShownSample:
             "prompt_index": group.prompt_index,
             "prompt": self.prompt,
             "turns": list(self.written.turns),
+            **({"completion": self.written.turns[0]} if len(self.written.turns) == 1 else {}),
             "observations": list(self.written.observations),
             "contexts": list(self.written.contexts),
             "reward": _number(self.reward),
@@ -146,6 +147,14 @@ def of_group(run_dir: Path, *, group_id: int) -> Found:
             )
         samples = tuple(_shown(group, index, kinds=()) for index in range(len(group.head.samples)))
         return Found(samples=samples, left_out=store.account.left_out)
+
+
+def of_run(run_dir: Path) -> Iterator[ShownSample]:
+    """All samples that steps have consumed, one group in memory at a time. Raises `UserError`: the run folder cannot be believed."""
+    with open_samples(run_dir) as store:
+        for group in store.groups():
+            if group.head.HasField("step"):
+                yield from (_shown(group, index, kinds=()) for index in range(len(group.head.samples)))
 
 
 def of_step(run_dir: Path, *, step: int | None, kinds: Sequence[str], count: int, text: str = "") -> Found:

@@ -9,7 +9,7 @@ in its scheduler's container, where they lie, as `kubectl exec` would: prompts a
 import argparse
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from streamrl import keys, names
@@ -17,7 +17,7 @@ from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec import read_job
 from streamrl_cli import console
 from streamrl_cli.cluster.api import add_connection, connect
-from streamrl_cli.reporting.samples import ShownSample, of_dropped, of_group, of_step
+from streamrl_cli.reporting.samples import ShownSample, of_dropped, of_group, of_run, of_step
 from streamrl_operator.kube.kinds import RLJOB
 from streamrl_workers.stream.sample_choice import KINDS
 
@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--step", type=int, metavar="N", help="samples of this step (default: the newest)")
     where.add_argument("--group", type=int, metavar="G", help="all samples of this group")
+    where.add_argument("--all", action="store_true", help="all samples of all steps; with --json: rows of a data set")
     where.add_argument("--dropped", action="store_true", help="samples of groups that were dropped")
     for kind, text in KINDS.items():
         parser.add_argument(f"--{kind}", action="append_const", dest="kinds", const=kind, help=text)
@@ -48,6 +49,9 @@ def run(args: argparse.Namespace) -> int:
     if not run_dir.is_dir() and "/" not in args.run:
         return asyncio.run(show_job(args))
     kinds = tuple(args.kinds or KINDS)
+    if args.all:
+        _print(of_run(run_dir), args)
+        return EXIT_DONE
     if args.group is not None:
         found = of_group(run_dir, group_id=args.group)
     elif args.dropped:
@@ -56,18 +60,22 @@ def run(args: argparse.Namespace) -> int:
         found = of_step(run_dir, step=args.step, kinds=kinds, count=args.count)
     for note in _notes(run_dir, left_out=found.left_out):
         console.err(note)
-    for sample in found.samples:
+    _print(found.samples, args)
+    return EXIT_DONE
+
+
+def _print(samples: Iterable[ShownSample], args: argparse.Namespace) -> None:
+    for sample in samples:
         if args.json:
             console.out(json.dumps(sample.document(), allow_nan=False))
         else:
             console.out(*_lines(sample, most_chars=None if args.full else _TEXT_CHARS))
-    return EXIT_DONE
 
 
 async def show_job(args: argparse.Namespace) -> int:
     """Print the samples of a job of a cluster."""
     flags = [f"--{name}={value}" for name in ("step", "group") if (value := getattr(args, name)) is not None]
-    flags += [f"--{name}" for name in ("dropped", "full", "json") if getattr(args, name)]
+    flags += [f"--{name}" for name in ("all", "dropped", "full", "json") if getattr(args, name)]
     flags += [f"--count={args.count}", *(f"--{kind}" for kind in args.kinds or ())]
     async with connect(args) as cluster:
         await cluster.get(RLJOB, args.run)  # says so if there is none

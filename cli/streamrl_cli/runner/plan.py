@@ -178,6 +178,8 @@ def place(spec: RLJobSpec, *, cpus: Sequence[int]) -> Placement:
     ranks, generators = spec.trainer.processes_per_node, sum(pool.scaling.most for pool in spec.generators)
     small = _parameters(spec) < SMALL_PARAMETERS
     cores = 1 if small else len(cpus)
+    if not generators:
+        return Placement(ranks=_slices(cpus, count=ranks, small=small), generators=())
     if spec.pipeline.mode == "Colocated":
         return Placement(ranks=_all(cores, among=ranks) * ranks, generators=_all(cores, among=generators))
     if len(cpus) <= ranks:  # not even one core for the generators: the system shares them more evenly than we

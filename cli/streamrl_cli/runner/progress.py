@@ -62,6 +62,10 @@ class RunProgress:
     """The last `RECENT_STEPS` lines of `steps.jsonl` by step; a step trained again after a rollback replaces the first."""
     rewards: "array[float]" = field(default_factory=lambda: array("d"))
     """Mean training reward of each line of `steps.jsonl`: eight bytes a step."""
+    losses: "array[float]" = field(default_factory=lambda: array("d"))
+    """The trainer's loss of each line, as far as it told one."""
+    held_out_losses: "array[float]" = field(default_factory=lambda: array("d"))
+    """Of a supervised run, as they were measured."""
     score_failures: Counter[str] = field(default_factory=Counter)
     """Kind -> samples that got no reward, over all lines of `steps.jsonl`."""
     evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -93,6 +97,9 @@ class RunProgress:
         self.steps[step] = line
         self.score_failures.update(line.get("score_failures", {}))
         self.rewards.append(line["reward_mean"])
+        if (loss := line.get("trainer", {}).get("loss")) is not None:
+            self.losses.append(loss)
+        self.held_out_losses.extend(held_out_losses([line]))
         if len(self.steps) > RECENT_STEPS:
             del self.steps[min(self.steps)]
 
@@ -137,6 +144,11 @@ class RunProgress:
         values = [line[key] for line in self.recent() if line.get(key) is not None]
         return sum(values) / len(values) if values else None
 
+    def loss(self) -> float | None:
+        """Mean of the trainer's loss over the last few steps."""
+        losses = self.losses[-RECENT_STEPS:]
+        return sum(losses) / len(losses) if losses else None
+
     def step_s(self) -> float | None:
         """Seconds that a step takes, over the last few."""
         recent = self.recent()
@@ -172,6 +184,13 @@ def format_count(value: float | None) -> str:
         if abs(value) >= factor:
             return f"{value / factor:.1f}{suffix}"
     return f"{value:.0f}"
+
+
+def held_out_losses(steps: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Of a supervised run, before its first step and behind each step that measured it."""
+    told = [line.get("trainer", {}) for line in steps]
+    found = [one.get(name) for one in told for name in ("initial_held_out_loss", "held_out_loss")]
+    return [loss for loss in found if loss is not None]
 
 
 def held_out_text(line: Mapping[str, Any]) -> str:
@@ -298,7 +317,7 @@ def _waits(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
         return
     if now["trainer"] is None:
         yield "the trainer is not connected"
-    if not now["generators"]:
+    if not now["generators"] and now.get("scaling", {}).get("pools") != {}:  # {}: the job has no pools
         yield "no generator is connected"
     before = {one["id"]: one["bubbles"] for one in processes(then)}
     for one in processes(now):

@@ -19,6 +19,7 @@ from streamrl_cli.runner.progress import (
     format_count,
     format_number,
     format_seconds,
+    held_out_losses,
     held_out_text,
     processes,
 )
@@ -94,21 +95,30 @@ def figures_table(progress: RunProgress) -> Table:
     last = (progress.recent() or [{}])[-1]
     held_out = [progress.evaluations[step]["mean_reward"] for step in sorted(progress.evaluations)]
     table = Table.grid(padding=(0, 2))
-    table.add_row("reward (train)", format_number(progress.mean_recent("reward_mean")), sparkline(progress.rewards))
-    table.add_row(
-        "reward (held-out)",
-        format_number(held_out[-1] if held_out else None),
-        sparkline([value for value in held_out if value is not None]),
-    )
+    spec = progress.folder.job.spec
+    if spec.algorithm.supervised is not None:
+        table.add_row("loss (train)", format_number(progress.loss()), sparkline(progress.losses))
+        last_loss = progress.held_out_losses[-1] if progress.held_out_losses else None
+        table.add_row("loss (held-out)", format_number(last_loss), sparkline(progress.held_out_losses))
+    else:
+        table.add_row("reward (train)", format_number(progress.mean_recent("reward_mean")), sparkline(progress.rewards))
+    if spec.generators:
+        table.add_row(
+            "reward (held-out)",
+            format_number(held_out[-1] if held_out else None),
+            sparkline([value for value in held_out if value is not None]),
+        )
     if failures := failures_text(progress.score_failures):
         table.add_row("", _text(failures, style="bold red"))
     table.add_row("tokens/s", format_count(progress.mean_recent("tokens_per_s")))
     table.add_row("samples/s", format_count(progress.mean_recent("samples_per_s")))
     if progress.status:
         table.add_row("queue", _text(progress.status.get("queue", "–")))
-        table.add_row("generators", _text(replicas_text(progress)))
-    most = f"max {last.get('staleness_max', '–')} of {progress.folder.job.spec.pipeline.staleness}"
-    table.add_row("staleness", _text(f"{format_number(last.get('staleness_mean'), digits=2)} ({most})"))
+        if spec.generators:
+            table.add_row("generators", _text(replicas_text(progress)))
+    if spec.algorithm.supervised is None:
+        most = f"max {last.get('staleness_max', '–')} of {spec.pipeline.staleness}"
+        table.add_row("staleness", _text(f"{format_number(last.get('staleness_mean'), digits=2)} ({most})"))
     if cost := progress.status.get("cost"):
         table.add_row("cost", format_number(cost))
     return table
@@ -230,10 +240,17 @@ class PlainView:
         self.failures.clear()
         return before + text if text else ""
 
+    def _learned(self, line: Mapping[str, Any]) -> str:
+        if self.progress.folder.job.spec.algorithm.supervised is None:
+            return f"  reward {format_number(line['reward_mean'])}"
+        losses = held_out_losses([line])
+        held_out = f" (held-out {format_number(losses[-1])})" if losses else ""
+        return f"  loss {format_number(line['trainer']['loss'])}{held_out}"
+
     def _step_text(self, line: Mapping[str, Any]) -> str:
         return (
             f"step {line['step'] + 1}/{self.progress.total_steps}"
-            f"  reward {format_number(line['reward_mean'])}"
+            f"{self._learned(line)}"
             f"  {format_count(line['tokens_per_s'])} tok/s"
             f"  length {format_number(line['length_mean'], digits=1)}"
             f"  staleness {format_number(line['staleness_mean'], digits=2)}"

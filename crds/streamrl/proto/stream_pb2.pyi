@@ -528,14 +528,16 @@ class TrainerCommand(_message.Message):
     def __init__(self, welcome: _Optional[_Union[TrainerWelcome, _Mapping]] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., step_recorded: _Optional[_Union[StepRecorded, _Mapping]] = ..., journal_synced: _Optional[_Union[JournalSynced, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ...) -> None: ...
 
 class TrainerWelcome(_message.Message):
-    __slots__ = ("attempt", "batch_groups", "lease_seconds")
+    __slots__ = ("attempt", "batch_groups", "lease_seconds", "held_out")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BATCH_GROUPS_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HELD_OUT_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     batch_groups: int
     lease_seconds: float
-    def __init__(self, attempt: _Optional[int] = ..., batch_groups: _Optional[int] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+    held_out: _containers.RepeatedCompositeFieldContainer[Sample]
+    def __init__(self, attempt: _Optional[int] = ..., batch_groups: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., held_out: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("group_id", "step", "samples", "size_bytes", "more")

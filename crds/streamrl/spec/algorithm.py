@@ -160,6 +160,31 @@ class TbaSpec(SpecModel):
         return ReferenceKl(coefficient=0.0)
 
 
+class SupervisedSpec(SpecModel):
+    """Supervised fine-tuning: the data set's own answers are the samples, and nothing is generated for them."""
+
+    reward_field: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="Field of a row with what its answer earned, a number; absent = rows have none.",
+    )
+    min_reward: float | None = Field(
+        default=None, ge=-1e9, le=1e9, description="Rows that earned less are left out; absent = all are trained."
+    )
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "minReward needs rewardField",
+            "!has(self.minReward) || has(self.rewardField)",
+            lambda supervised: supervised.min_reward is not None and supervised.reward_field is None,
+        ),
+    )
+
+    reference_kl: ClassVar[None] = None
+    """There is none."""
+
+
 class TwoSidedClip(SpecModel):
     """The ratio is that of policy to behaviour; where the advantage is negative it is bounded too (arXiv 1912.09729)."""
 
@@ -238,6 +263,7 @@ class AlgorithmSpec(OneOf):
         "ppo",
         "gspo",
         "trajectory_balance",
+        "supervised",
     )
 
     grpo: GrpoSpec | None = Field(default=None, description="Group relative policy optimisation.")
@@ -251,6 +277,9 @@ class AlgorithmSpec(OneOf):
     gspo: GspoSpec | None = Field(default=None, description="Sequence-level ratios.")
     trajectory_balance: TbaSpec | None = Field(
         default=None, description="Trajectory balance, right for samples of any age."
+    )
+    supervised: SupervisedSpec | None = Field(
+        default=None, description="Cross-entropy of the data set's own answers; needs no generators."
     )
     correction: Correction = Field(
         default_factory=lambda: Correction.model_validate({"twoSidedClip": {}}),
@@ -266,10 +295,16 @@ class AlgorithmSpec(OneOf):
         FieldRule(
             "correction must be absent with trajectoryBalance: it needs none",
             "!has(self.trajectoryBalance) || has(self.correction.twoSidedClip)",
-            lambda algorithm: (
-                algorithm.trajectory_balance is not None
-                and algorithm.correction.two_sided_clip is None
-                and algorithm.correction.key
-            ),
+            lambda algorithm: algorithm.trajectory_balance is not None and algorithm.other_correction,
+        ),
+        FieldRule(
+            "correction must be absent with supervised: no policy drew its samples",
+            "!has(self.supervised) || has(self.correction.twoSidedClip)",
+            lambda algorithm: algorithm.supervised is not None and algorithm.other_correction,
         ),
     )
+
+    @property
+    def other_correction(self) -> str:
+        """The correction, where it is not the default."""
+        return "" if self.correction.two_sided_clip is not None else self.correction.key

@@ -75,6 +75,70 @@ def _logical_rule(rule: str, cel: str, broken: Callable[["RLJobSpec"], object]) 
     )
 
 
+def _supervised_rule(rule: str, cel: str, broken: Callable[["RLJobSpec"], object]) -> FieldRule:
+    """Of a job whose samples are the data set's own answers."""
+    return FieldRule(
+        f"algorithm.supervised {rule}",
+        f"!has(self.algorithm.supervised) || ({cel})",
+        lambda spec: spec.algorithm.supervised is not None and broken(spec),
+    )
+
+
+SUPERVISED_RULES = (
+    _supervised_rule(
+        "needs task.groupSize 1: each row is a group",
+        "self.task.groupSize == 1",
+        lambda spec: spec.task.group_size > 1 and f"{spec.task.group_size}",
+    ),
+    _supervised_rule(
+        "needs pipeline.mode StreamSync: there is no generation to overlap with",
+        "self.pipeline.mode == 'StreamSync'",
+        lambda spec: spec.pipeline.mode != "StreamSync" and spec.pipeline.mode,
+    ),
+    _supervised_rule(
+        "needs task.sampling.temperature 1: its loss is that of the model as it is",
+        "self.task.sampling.temperature == 1.0",
+        lambda spec: spec.task.sampling.temperature != 1 and f"{spec.task.sampling.temperature:g}",
+    ),
+    _supervised_rule(
+        "goes without task.environment and task.agent: a row is one answer",
+        "!has(self.task.environment) && !has(self.task.agent)",
+        lambda spec: spec.task.turns is not None,
+    ),
+    _supervised_rule(
+        "needs trainer.engine torch: the simulated trainer has no tokenizer",
+        "has(self.trainer.engine.torch)",
+        lambda spec: spec.trainer.engine.torch is None,
+    ),
+    FieldRule(
+        "task.groupSize must be at least 2: advantages are relative to the group; only algorithm.supervised takes 1",
+        "self.task.groupSize > 1 || has(self.algorithm.supervised)",
+        lambda spec: spec.task.group_size == 1 and spec.algorithm.supervised is None,
+    ),
+    FieldRule(
+        "generators must hold a pool: only algorithm.supervised trains without",
+        "self.generators.size() > 0 || has(self.algorithm.supervised)",
+        lambda spec: not spec.generators and spec.algorithm.supervised is None,
+    ),
+    FieldRule(
+        "task.rewards must hold a reward where there are generators",
+        "self.generators.size() == 0 || self.task.rewards.size() > 0",
+        lambda spec: bool(spec.generators) and not spec.task.rewards,
+    ),
+    FieldRule(
+        "task.rewards must be absent without generators: nobody makes what they would score",
+        "self.generators.size() > 0 || self.task.rewards.size() == 0",
+        lambda spec: not spec.generators and ", ".join(reward.name for reward in spec.task.rewards),
+    ),
+    FieldRule(
+        "scheduling.rebalance must be absent without generators",
+        "self.generators.size() > 0 || !has(self.scheduling.rebalance)",
+        lambda spec: not spec.generators and spec.scheduling.rebalance is not None,
+    ),
+)
+"""What goes with `algorithm.supervised`, and what has no meaning without generators."""
+
+
 def _is_alone(pool: GeneratorPool) -> bool:
     """Whether no sample of the pool's engines is computed together with another."""
     engine = pool.engine
@@ -93,7 +157,9 @@ class RLJobSpec(SpecModel):
     pipeline: Pipeline = Field(description="How generation and training overlap, and for how long.")
     scheduling: Scheduling = Field(default_factory=Scheduling, description="Who generates what and when.")
     generators: tuple[GeneratorPool, ...] = Field(
-        description="Generator pools.", min_length=1, max_length=8, json_schema_extra=map_by("name")
+        description="Generator pools; none with algorithm `supervised` alone, whose pools only evaluate.",
+        max_length=8,
+        json_schema_extra=map_by("name"),
     )
     trainer: Trainer = Field(default_factory=Trainer, description="The trainer and its optimiser.")
     weights: Weights = Field(
@@ -183,6 +249,7 @@ class RLJobSpec(SpecModel):
             "!has(self.scheduling.rebalance)",
             lambda spec: spec.scheduling.rebalance is not None,
         ),
+        *SUPERVISED_RULES,
     )
 
     @classmethod

@@ -371,10 +371,15 @@ class Task(SpecModel):
     agent: AgentSpec | None = Field(
         default=None, description="Turns that a program of the user's asks for; absent = there is none."
     )
-    group_size: int = Field(default=8, ge=2, le=1024, description="Completions of one prompt.")
+    group_size: int = Field(
+        default=8, ge=1, le=1024, description="Completions of one prompt; 1 with algorithm `supervised` alone."
+    )
     sampling: Sampling = Field(description="How completions are sampled.")
     rewards: tuple[Reward, ...] = Field(
-        description="Parts of the reward.", min_length=1, max_length=16, json_schema_extra=map_by("name")
+        default=(),
+        description="Parts of the reward; none where there are no generators.",
+        max_length=16,
+        json_schema_extra=map_by("name"),
     )
     evaluation: Evaluation = Field(default=Evaluation(), description="Held-out evaluation.")
     processes: int = Field(default=1, ge=1, le=256, description="Processes that make prompts and score completions.")
@@ -398,9 +403,10 @@ class Task(SpecModel):
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             "weightPercent of rewards must sum to 100",
-            "self.rewards.map(r, r.weightPercent).sum() == 100",
+            "self.rewards.size() == 0 || self.rewards.map(r, r.weightPercent).sum() == 100",
             lambda task: (
-                (total := sum(reward.weight_percent for reward in task.rewards)) != WHOLE_PERCENT and f"{total}"
+                (total := sum(reward.weight_percent for reward in task.rewards)) not in (0, WHOLE_PERCENT)
+                and f"{total}"
             ),
         ),
         FieldRule(

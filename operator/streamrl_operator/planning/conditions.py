@@ -19,7 +19,7 @@ COST_ABOVE_MAX = "CostAboveMax"
 CLUSTER_UNREACHABLE = "ClusterUnreachable"
 """A condition, and its reason."""
 CONDITIONS = {
-    READY: "The trainer and at least one generator are ready, and the scheduler's status can be read. Otherwise the reason says what is awaited.",
+    READY: "The trainer and at least one generator (where the job has pools) are ready, and the scheduler's status can be read. Otherwise the reason says what is awaited.",
     SUSPENDED: "`suspend` is set, `maxCost` is reached or the queue does not admit the job, and no pod is left.",
     SUCCEEDED: "All steps are done; the status has step, reward and `checkpointPath`.",
     FAILED: "The job cannot go on; the message has the error, rule or limit.",
@@ -70,7 +70,7 @@ REASONS = {
     "Resumed": "The job goes on after a suspension.",
     "RightsMissing": "The operator lacks a right in the member cluster; the message has the first.",
     "RunFailed": "The run has ended with an error.",
-    "Running": "The trainer and at least one generator are ready.",
+    "Running": "The trainer and at least one generator are ready; without pools, the trainer.",
     "Scaled": "A pool has another number of replicas.",
     "ServerError": "The API server fails time after time.",
     "Started": "The first pods are made.",

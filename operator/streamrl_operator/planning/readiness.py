@@ -20,7 +20,7 @@ from streamrl_operator.planning.values import JobEvent, Object, Observed
 
 
 def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
-    """The trainer first, all of its nodes, then at least one generator; generators that are missing beside others are told of."""
+    """The trainer first, all of its nodes, then at least one generator where the job has pools; generators that are missing beside others are told of."""
     trainer = [pod for pod in observed.pods if pods.trains(pod)]
     if not any(pods.is_trainer(pod) for pod in trainer):
         return _missing_pods(names.trainer(observed.name), "has not made its pod yet", observed=observed, wanted=1)
@@ -31,6 +31,10 @@ def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
     waiting_reason = pods.first_waiting_reason(trainer)
     if waiting_reason is not None:
         return _no(waiting_reason.reason, waiting_reason.message)
+    if observed.job is not None and not observed.job.spec.generators:
+        return Aspect(
+            type=READY, holds=True, reason="Running", message="the trainer is ready; the job has no generators"
+        )
     agents = "" if observed.job is None or observed.job.spec.agent_pool is None else names.AGENTS
     told = _generators(
         [pod for pod in observed.pods if pods.is_generator(pod)], plans=[plan for plan in plans if plan.name != agents]

@@ -57,6 +57,12 @@ def test_stages_that_work_at_once_get_cores_of_their_own(
         assert shares(spec_of(ranks=ranks, most=generators, mode=mode), cores=cores) == (trainer, generating)
 
 
+def test_without_generators_the_ranks_get_all_cores() -> None:
+    spec = spec_of(ranks=2).model_copy(update={"generators": ()})
+    assert shares(spec, cores=5) == ([((0, 1), 2), ((2, 3), 2)], [])
+    assert plan_run(spec, cpus=range(5)).pools == {}
+
+
 @pytest.mark.parametrize(
     ("cores", "ranks", "generators", "threads"),
     [(2, 1, 1, (2, 2)), (2, 2, 1, (1, 2)), (8, 2, 3, (4, 2)), (1, 1, 1, (1, 1))],

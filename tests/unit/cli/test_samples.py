@@ -58,6 +58,20 @@ async def test_old_steps_and_dropped_groups_come_from_the_archive(
     assert shown(samples(capsys, run_dir, "--group", "3")) == [f"step 1, group 3, sample {index}" for index in range(2)]
 
 
+async def test_all_samples_of_all_steps_are_rows_of_a_data_set(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of one turn: `completion` is its text."""
+    rows = [json.loads(line) for line in samples(capsys, await write_run(tmp_path / "run"), "--all", "--json").out]
+    assert [(row["step"], row["group"], row["sample"]) for row in rows] == [
+        (group // 2, group, index) for group in range(6) for index in range(2)
+    ]
+    assert all("completion" not in row for row in rows if len(row["turns"]) != 1)
+    assert [row["completion"] for row in rows if len(row["turns"]) == 1] == [
+        row["turns"][0] for row in rows if len(row["turns"]) == 1
+    ]
+
+
 async def test_json_has_all_of_a_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = samples(capsys, await write_run(tmp_path / "run"), "--group", "1", "--json")
     first, second = map(json.loads, outcome.out)

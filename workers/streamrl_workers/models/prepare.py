@@ -126,13 +126,19 @@ def _find_directory(path: str, *, base_dir: Path, cache_dir: Path) -> Path:
 
 def _try_task(spec: RLJobSpec, *, base_dir: Path, directory: Path) -> None:
     """Open what the task pool will open and what can take long or fail for the model's sake: here a download may take hours."""
-    dataset, chat = spec.task.dataset, spec.task.chat
+    dataset, chat, supervised = spec.task.dataset, spec.task.chat, spec.algorithm.supervised
     if (
         dataset.hugging_face is not None
         or chat is not None
         or (dataset.jsonl is not None and is_url(dataset.jsonl.path))
+        or supervised is not None
     ):
-        open_dataset(spec.task, seed=spec.seed, base_dir=base_dir, model_path=str(directory))
+        model_path = str(directory)
+        opened = open_dataset(
+            spec.task, seed=spec.seed, base_dir=base_dir, model_path=model_path, supervised=supervised
+        )
+        if supervised is not None:  # each row: what is wrong with one ends no run at its last step
+            opened.check()
 
 
 def recipe_hash(scratch: ScratchModel, *, seed: int, survey: Survey) -> str:

@@ -92,7 +92,15 @@ def make_components(
             failures=lifecycle.failures,
             kv=lifecycle.kv,
         ),
-        planner=Planner(settings, outbox, groups=groups, window=window, waiting=waiting, first=first),
+        planner=Planner(
+            settings,
+            outbox,
+            groups=groups,
+            window=window,
+            waiting=waiting,
+            first=first,
+            on_demonstrated=lifecycle.demonstrated,
+        ),
     )
 
 

@@ -25,6 +25,7 @@ from streamrl_workers.scheduler.evaluation import GROUP_BASE, Announcer
 from streamrl_workers.scheduler.fleet import Generator
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState
 from streamrl_workers.scheduler.groups.table import restore
+from streamrl_workers.scheduler.held_out import HeldOutSamples
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.rebalancing import Rebalancer
 from streamrl_workers.scheduler.records import Dropped, Evaluated, Recovered, RunEnded
@@ -65,13 +66,16 @@ class Core:
         self._components = make_components(settings, recovered, first_lease=first_lease, lengths=lengths, curves=curves)
         self._components.fleet.epoch_s = epoch_s
         self._outbox = self._components.outbox
-        self._feed = TrainerFeed(self._components, recovered)
+        self._held_out = HeldOutSamples(settings)
+        self._feed = TrainerFeed(self._components, recovered, held_out=self._held_out.samples)
         self._announcer = Announcer(
             self._outbox,
             fleet=self._components.fleet,
             evaluator=self._components.evaluator,
             turns=WeightTurns() if settings.shares_uplink else None,
+            only_due=settings.supervised,
         )
+        self._feed.is_held_by = self._announcer.is_due
         lengths = self._components.lifecycle.lengths
         self._dispatcher = Dispatcher(
             policy(settings.dispatch, settings.dispatch_options),
@@ -136,9 +140,12 @@ class Core:
         for prompt in prompts:
             if prompt.split == "held_out":
                 self._components.evaluator.arrived(prompt)
+                self._held_out.arrived(prompt)
             else:
                 self._components.planner.arrived(prompt)
                 self._components.lifecycle.lengths.expect(prompt.text)
+        for hello in self._held_out.take_waiting():
+            self._join(hello)
         return self._settle()
 
     def prompts_ranked(self, scores: Mapping[int, float]) -> list[Effect]:
@@ -266,9 +273,19 @@ class Core:
 
         After every Welcome the trainer says Credit and Published (of its own version) again.
         """
-        if self._ended:
-            return self._settle()
+        if not (self._ended or self._held_out.keeps_waiting(hello)):
+            self._join(hello)
+        return self._settle()
+
+    def trainer_left(self) -> list[Effect]:
+        """The link is closed."""
+        self._held_out.keeps_waiting(None)
+        self._feed.left()
+        return self._settle()
+
+    def _join(self, hello: pb.TrainerHello) -> None:
         try:
+            self._held_out.check()
             if self._feed.knows(hello):
                 self._feed.resume(hello)
             else:
@@ -279,12 +296,6 @@ class Core:
             self._restart_trainer(error)
         except HistoryError as error:
             self._fail(str(error))
-        return self._settle()
-
-    def trainer_left(self) -> list[Effect]:
-        """The link is closed."""
-        self._feed.left()
-        return self._settle()
 
     def credit(self, size_bytes: int) -> list[Effect]:
         """The trainer can take so many more bytes of groups."""

@@ -90,7 +90,8 @@ class Evaluator:
     def due(self, step: int) -> bool:
         """Whether this version is to be evaluated and has not been."""
         planned = step % self._settings.evaluation_interval == 0 or step >= self._settings.steps
-        return planned and self._settings.evaluation_prompts > 0 and step not in self._done
+        wanted = self._settings.evaluates and self._settings.evaluation_prompts > 0
+        return planned and wanted and step not in self._done
 
     def need_prompts(self) -> None:
         """Ask for the held-out prompts."""
@@ -295,11 +296,20 @@ def _mean(values: Sequence[float]) -> float | None:
 class Announcer:
     """Tells generators about weights."""
 
-    def __init__(self, outbox: Outbox, *, fleet: Fleet, evaluator: Evaluator, turns: WeightTurns | None = None) -> None:
-        """`turns`: of other clusters; None: all are told at once."""
+    def __init__(
+        self,
+        outbox: Outbox,
+        *,
+        fleet: Fleet,
+        evaluator: Evaluator,
+        turns: WeightTurns | None = None,
+        only_due: bool = False,
+    ) -> None:
+        """`turns`: of other clusters; None: all are told at once. `only_due`: versions that are not to be evaluated are told to nobody."""
         self._outbox = outbox
         self._fleet = fleet
         self._evaluator = evaluator
+        self._only_due = only_due
         self._published: dict[int, tuple[pb.VersionName, str]] = {}
         """Step -> name and address, of the current attempt, not older than the announced one."""
         self.announced: Version | None = None
@@ -356,18 +366,20 @@ class Announcer:
     def _choose(self, recorded_steps: int) -> None:
         current = -1 if self.announced is None else self.announced[1]
         coming = [step for step in self._published if current < step <= recorded_steps]
+        coming = [step for step in coming if self.is_due(step) or not self._only_due]
         if not coming:
             return
-        step = min((step for step in coming if self._due(step)), default=max(coming))
+        step = min((step for step in coming if self.is_due(step)), default=max(coming))
         self.announced = (self._published[step][0].attempt, step)
         oldest = min(
             (one.told[1] for one in self._fleet if one.told is not None and one.told != one.version), default=step
         )
         self._published = {kept: entry for kept, entry in self._published.items() if kept >= min(step, oldest)}
-        if self._due(step):
+        if self.is_due(step):
             self._evaluator.begin(self.announced)
 
-    def _due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
+        """Whether this version is to be evaluated, and can be."""
         return self._evaluator.due(step) and not self._outrun(step)
 
     def _outrun(self, step: int) -> bool:

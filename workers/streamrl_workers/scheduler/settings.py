@@ -80,6 +80,10 @@ class SchedulerSettings:
     """Share of the groups whose texts are stored with their samples, for the archive."""
     max_turns: int | None = None
     """Turns of the model with the environment; None: there is none."""
+    supervised: bool = False
+    """Whether samples are the data set's own answers: generators evaluate only."""
+    evaluates: bool = True
+    """Whether there are generators to answer held-out prompts."""
     shares_uplink: bool = False
     """Whether other clusters take versions over one uplink, in turn."""
     copies_url: str | None = None
@@ -116,6 +120,8 @@ class SchedulerSettings:
             draws_per_step=_draws_per_step(spec.algorithm),
             archived_percent=spec.storage.archive.share_percent,
             max_turns=None if spec.task.turns is None else spec.task.turns.max_turns,
+            supervised=spec.algorithm.supervised is not None,
+            evaluates=bool(spec.generators),
             shares_uplink=spec.weights.has_uplink and partial_rollouts,
             copies_url=spec.storage.checkpoints.url,
         )

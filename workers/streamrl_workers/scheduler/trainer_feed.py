@@ -9,9 +9,10 @@ get exactly their recorded groups; the staleness window speaks of the frontier a
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from types import MappingProxyType
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.components import SchedulerComponents, StepSummary
@@ -39,7 +40,14 @@ class HistoryError(Exception):
 class TrainerFeed:
     """The link to the trainer."""
 
-    def __init__(self, parts: SchedulerComponents, recovered: Recovered) -> None:
+    def __init__(
+        self,
+        parts: SchedulerComponents,
+        recovered: Recovered,
+        *,
+        held_out: Mapping[int, pb.Sample] = MappingProxyType({}),
+    ) -> None:
+        """`held_out`: rows that the welcome brings, by index."""
         self._settings = parts.settings
         self._outbox = parts.outbox
         self._groups = parts.groups
@@ -59,6 +67,9 @@ class TrainerFeed:
         self._largest_credit = 0
         self._delivered: dict[int, None] = {}
         """Groups of the current step that the trainer holds, in order."""
+        self._held_out = held_out
+        self.is_held_by: Callable[[int], bool] = lambda step: False
+        """Whether a supervised job's trainer waits with this step: generators are to evaluate the weights that it begins with."""
         self._ready = ReadyGroups()
         self._first_undelivered: int | None = None
         """No group of a lower number is to be delivered in the step that has no record yet. None: not looked for yet."""
@@ -96,11 +107,18 @@ class TrainerFeed:
         """Send what may be sent: in the order of scoring as far as the staleness rule allows, or in the order of the groups' numbers."""
         if not (self._connected and self._durable) or self._recording or self.step >= self._settings.steps:
             return
+        if self._is_held:
+            self._tell_idle()
+            return
         while (group := self._next()) is not None:
             if not self._affords(group):
                 return
             self._send(group)
         self._tell_idle()
+
+    @property
+    def _is_held(self) -> bool:
+        return self._settings.supervised and self.is_held_by(self.step)
 
     def _next(self) -> Group | None:
         if self.repeating:
@@ -176,7 +194,7 @@ class TrainerFeed:
             self._outbox.to_trainer(pb.TrainerCommand(idle=pb.Idle(cause=cause)))
 
     def _waits_for(self) -> str:
-        if self._settings.waits_are_phases:
+        if self._settings.waits_are_phases or self._is_held:
             return "phase"
         enough = self._window.room if self._settings.whole_batches else 1
         return "due_group" if self._ready.total >= enough else "no_samples"
@@ -375,7 +393,10 @@ class TrainerFeed:
 
     def _welcome(self) -> None:
         welcome = pb.TrainerWelcome(
-            attempt=self.attempt, batch_groups=self._settings.batch_groups, lease_seconds=self._settings.lease_s
+            attempt=self.attempt,
+            batch_groups=self._settings.batch_groups,
+            lease_seconds=self._settings.lease_s,
+            held_out=[sample for _, sample in sorted(self._held_out.items())],
         )
         self._outbox.to_trainer(pb.TrainerCommand(welcome=welcome))
 

@@ -1,7 +1,7 @@
 """Chat templates: how a question becomes the text that the model reads. The one door to tokenizers for tasks.
 
-Owns the conversation [system?, user], or that of an agent, and the glue between turns. Does not tokenize; the generators do, without adding
-special tokens, since the template has put them in. No torch: the tokenizer is loaded by the class that needs none
+Owns the conversation [system?, user], or that of an agent, and the glue between turns. Prompts that are answered are tokenized by the generators,
+without adding special tokens, since the template has put them in; here alone those of a supervised job, with the data set's answers. No torch: the tokenizer is loaded by the class that needs none
 (`AutoTokenizer` imports torch: 700 MB and 7 s; this class 65 MB).
 """
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError, shorten
-from streamrl.files import parse_json
-from streamrl.spec.task import Chat
+from streamrl.files import parse_json, read_json
+from streamrl.spec.task import Chat, Task
+from streamrl_workers.stream.packing import pack_int32
+from streamrl_workers.tasks.values import Demonstration
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -57,19 +59,9 @@ def open_chat(chat: Chat, *, model_path: str) -> "ChatTemplate":
 
 
 def _load(model_path: str) -> "PreTrainedTokenizerFast":
-    from transformers import PreTrainedTokenizerFast
-
     if not model_path:
         raise UserError(field=FIELD, rule="needs a model with a tokenizer, and this run has none", fix="remove chat")
-    try:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(model_path, local_files_only=True)
-    except Exception as error:  # a broken file surfaces as any exception at all, a bare one of the tokenizers' Rust too
-        raise UserError(
-            field=FIELD,
-            rule=f"the tokenizer cannot be loaded: {type(error).__name__}: {shorten(_one_line(error))}",
-            got=model_path,
-            fix="save it with save_pretrained, so that tokenizer.json is there",
-        ) from error
+    tokenizer = load_fast_tokenizer(model_path, field=FIELD)
     if not tokenizer.chat_template:
         raise UserError(
             field=FIELD,
@@ -77,7 +69,22 @@ def _load(model_path: str) -> "PreTrainedTokenizerFast":
             got=model_path,
             fix="take an instruction-tuned model, or remove chat",
         )
-    loaded: PreTrainedTokenizerFast = tokenizer
+    return tokenizer
+
+
+def load_fast_tokenizer(model_path: str, *, field: str) -> "PreTrainedTokenizerFast":
+    """The tokenizer in the directory `model_path`, without torch. Raises `UserError` if there is none; `field` is who needs it."""
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(model_path, local_files_only=True)
+    except Exception as error:  # a broken file surfaces as any exception at all, a bare one of the tokenizers' Rust too
+        raise UserError(
+            field=field,
+            rule=f"the tokenizer cannot be loaded: {type(error).__name__}: {shorten(_one_line(error))}",
+            got=model_path,
+            fix="save it with save_pretrained, so that tokenizer.json is there",
+        ) from error
     return loaded
 
 
@@ -161,3 +168,65 @@ class ChatTemplate:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+DATASET_FIELD = "spec.task.dataset"
+SUPERVISED_FIELD = "spec.algorithm.supervised"
+
+
+class Demonstrations:
+    """Answers of the data set as samples, as an engine would have made them: the answer's tokens and the end token, cut behind `maxTokens`."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, task: Task, positions: int | None) -> None:
+        """`positions`: of the model, prompt and answer together; None: any number."""
+        self._tokenizer = tokenizer
+        self._positions = positions
+        self._max_tokens = task.sampling.max_tokens
+        self._special = task.chat is None  # a chat template has put them in
+        if tokenizer.eos_token_id is None:
+            rule = "needs a tokenizer with an end token: where an answer ends is learned too"
+            raise UserError(field=SUPERVISED_FIELD, rule=rule)
+
+    def of(self, prompt: str, answer: str, *, place: str, reward: float) -> Demonstration:
+        """Of the item that stands at `place`. Raises `UserError` if it cannot be trained."""
+        if not answer:
+            fix = "leave it out, name answerField, or give spec.task.format a function that returns a target"
+            raise UserError(field=DATASET_FIELD, rule=f"{place} has no answer to imitate", fix=fix)
+        read = self._tokens(prompt, special=self._special, place=place)
+        said = self._tokens(answer, special=False, place=place)
+        tokens = [*said, self._tokenizer.eos_token_id][: self._max_tokens]
+        if not read:
+            raise UserError(field=DATASET_FIELD, rule=f"{place}: the prompt has no tokens", got=prompt)
+        if self._positions is not None and len(read) + len(tokens) > self._positions:
+            rule = f"{place}: prompt and answer must have at most {self._positions} tokens, the model's positions"
+            fix = "leave it out or lower spec.task.sampling.maxTokens"
+            raise UserError(field=DATASET_FIELD, rule=rule, got=f"{len(read)} + {len(tokens)}", fix=fix)
+        return Demonstration(
+            text=answer,
+            prompt_tokens=pack_int32(read),
+            tokens=pack_int32(tokens),
+            truncated=len(said) >= self._max_tokens,
+            reward=reward,
+        )
+
+    def _tokens(self, text: str, *, special: bool, place: str) -> Sequence[int]:
+        try:
+            tokens: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
+        except Exception as error:  # the tokenizers' Rust raises a bare one, as for a character that it does not know
+            raise UserError(field=DATASET_FIELD, rule=f"{place} cannot be tokenized: {error}", got=text) from error
+        return tokens
+
+
+def open_demonstrations(task: Task, *, model_path: str) -> Demonstrations:
+    """By the model in the directory. Raises `UserError` if it has no tokenizer for this."""
+    tokenizer = load_fast_tokenizer(model_path, field=SUPERVISED_FIELD)
+    return Demonstrations(tokenizer, task=task, positions=_positions(read_json(Path(model_path) / "config.json")))
+
+
+def _positions(config: Any) -> int | None:  # noqa: ANN401 - JSON
+    """What the model's configuration says, of its text part where it has several."""
+    for part in (config, config.get("text_config")) if isinstance(config, dict) else ():
+        found = part.get("max_position_embeddings") if isinstance(part, dict) else None
+        if isinstance(found, int):
+            return found
+    return None

@@ -11,6 +11,7 @@ Invariants:
 
 import functools
 import hashlib
+import math
 import random
 from array import array
 from collections.abc import Callable, Mapping
@@ -19,11 +20,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from streamrl.errors import UserError
+from streamrl.spec.algorithm import SupervisedSpec
 from streamrl.spec.base import PythonFunction
 from streamrl.spec.task import JsonlDataset, ReasoningGymDataset, Task
 from streamrl_workers.rewards.base import Item, load_function
-from streamrl_workers.tasks.chat import ChatTemplate, open_chat
-from streamrl_workers.tasks.values import Split
+from streamrl_workers.tasks.chat import (
+    SUPERVISED_FIELD,
+    ChatTemplate,
+    Demonstrations,
+    open_chat,
+    open_demonstrations,
+)
+from streamrl_workers.tasks.values import Demonstration, Split
 
 FORMAT_FIELD = "spec.task.format"
 FORMAT_KEYWORDS = ("question", "answer", "metadata")
@@ -49,6 +57,13 @@ class QuestionSource(Protocol):
     def question(self, split: Split, index: int) -> Question:
         """Question `index` >= 0 of a split; held-out indexes are below `held_out_size`."""
 
+    @property
+    def train_size(self) -> int | None:
+        """Train items of a pass; None = endless."""
+
+    def place(self, source_index: int) -> str:
+        """Where a person finds the item, for errors."""
+
     def verify(self, answer: str, item: Item) -> float:
         """The data set's own verdict on an answer."""
 
@@ -60,8 +75,19 @@ Format = Callable[[Question], tuple[str, str]]
 class TaskDataset:
     """A source, the user's format, and the chat template around what it gives."""
 
-    def __init__(self, source: QuestionSource, *, make_texts: Format, chat: ChatTemplate | None = None) -> None:
+    def __init__(
+        self,
+        source: QuestionSource,
+        *,
+        make_texts: Format,
+        chat: ChatTemplate | None = None,
+        demonstrations: Demonstrations | None = None,
+        reward_field: str | None = None,
+    ) -> None:
+        """`demonstrations`: of a supervised job, whose rows say what they earned in `reward_field`."""
         self._source = source
+        self._demonstrations = demonstrations
+        self._reward_field = reward_field
         self._make_texts = make_texts
         self.chat = chat
         """None: prompts are plain text."""
@@ -88,6 +114,21 @@ class TaskDataset:
             metadata=question.metadata,
             source_index=question.source_index,
         )
+
+    def demonstration(self, item: Item) -> Demonstration | None:
+        """The item's answer as a sample, of a supervised job. Raises `UserError` if it cannot be trained."""
+        if self._demonstrations is None:
+            return None
+        reward = reward_of(item, field=self._reward_field, place=self._source.place)
+        place = self._source.place(item.source_index)
+        return self._demonstrations.of(item.prompt, item.target, place=place, reward=reward)
+
+    def check(self) -> None:
+        """Make each item once, if their number is finite. Raises `UserError` as `item` and `demonstration`."""
+        sizes: dict[Split, int | None] = {"train": self._source.train_size, "held_out": self._source.held_out_size}
+        for split, size in sizes.items():
+            for index in range(size or 0):
+                self.demonstration(self.item(split, index))
 
 
 def _encodable(text: str) -> str:
@@ -164,7 +205,9 @@ DATASETS: dict[str, Callable[..., QuestionSource]] = {
 }
 
 
-def open_dataset(task: Task, *, seed: int, base_dir: Path, model_path: str = "") -> TaskDataset:
+def open_dataset(
+    task: Task, *, seed: int, base_dir: Path, model_path: str = "", supervised: SupervisedSpec | None = None
+) -> TaskDataset:
     """Open the task's data set; makes one item of each split, so that what is wrong shows at once.
 
     Args:
@@ -172,22 +215,54 @@ def open_dataset(task: Task, *, seed: int, base_dir: Path, model_path: str = "")
         seed: the job's.
         base_dir: where its paths begin.
         model_path: directory of the tokenizer whose chat template is used; "" = the run has none.
+        supervised: the algorithm, where answers are trained: which of them, and that they become samples; None = another one.
 
     Raises:
         UserError: the data set, its file, the format function or the chat template cannot be used.
     """
     chat = None if task.chat is None else open_chat(task.chat, model_path=model_path)
     source = DATASETS[task.dataset.key](task, seed=seed, base_dir=base_dir)
-    dataset = TaskDataset(source, make_texts=make_format(task.format, base_dir=base_dir), chat=chat)
+    if supervised is not None and supervised.min_reward is not None:
+        _keep_best(source, supervised, least=supervised.min_reward)
+    dataset = TaskDataset(
+        source,
+        make_texts=make_format(task.format, base_dir=base_dir),
+        chat=chat,
+        demonstrations=None if supervised is None else open_demonstrations(task, model_path=model_path),
+        reward_field=None if supervised is None else supervised.reward_field,
+    )
     dataset.item("train", 0)
     dataset.item("held_out", 0)
     return dataset
 
 
+def _keep_best(source: QuestionSource, supervised: SupervisedSpec, *, least: float) -> None:
+    field = f"{SUPERVISED_FIELD}.minReward"
+    if not isinstance(source, RowSource):
+        raise UserError(field=field, rule="needs a data set of rows: jsonl or huggingFace", got=least)
+    source.keep(lambda question: reward_of(question, field=supervised.reward_field, place=source.place) >= least)
+    if not (source.train_size and source.held_out_size):
+        rule = f"leaves {source.train_size} rows to train on and {source.held_out_size} held out: both need one"
+        raise UserError(field=field, rule=rule, got=least, fix="lower it")
+
+
+def reward_of(row: Question | Item, *, field: str | None, place: Callable[[int], str]) -> float:
+    """What a row's answer earned; 0 where rows have none. Raises `UserError` if it is no number."""
+    reward = 0.0 if field is None else row.metadata.get(field)
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
+        rule = f"{place(row.source_index)}: {field} must be a number"
+        raise UserError(field=f"{SUPERVISED_FIELD}.rewardField", rule=rule, got=reward)
+    return float(reward)
+
+
 class _NoSource:
     """Of a process that is told its items."""
 
-    held_out_size = None
+    held_out_size = train_size = None
+
+    def place(self, source_index: int) -> str:
+        """Nobody may ask."""
+        raise AssertionError(f"item {source_index} is somewhere else")
 
     def question(self, split: Split, index: int) -> Question:
         """Nobody may ask."""
@@ -253,8 +328,10 @@ class RowSource:
         held_out: Callable[[int], Question],
         held_out_rows: "array[int]",
         seed: int,
+        place: Callable[[int], str],
     ) -> None:
         """`train` and `held_out` read a row."""
+        self.place = place
         self._train = train
         self._train_rows = train_rows
         self._held_out = held_out
@@ -266,6 +343,16 @@ class RowSource:
     def held_out_size(self) -> int:
         """Held-out rows."""
         return len(self._held_out_rows)
+
+    @property
+    def train_size(self) -> int:
+        """Rows that are trained."""
+        return len(self._train_rows)
+
+    def keep(self, wanted: Callable[[Question], bool]) -> None:
+        """Leave all other rows out, before the first question."""
+        self._train_rows = array("Q", (row for row in self._train_rows if wanted(self._train(row))))
+        self._held_out_rows = array("Q", (row for row in self._held_out_rows if wanted(self._held_out(row))))
 
     def question(self, split: Split, index: int) -> Question:
         """Train: pass after pass, without end. Held out: in the order of the data set."""

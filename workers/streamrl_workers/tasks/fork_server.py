@@ -126,6 +126,7 @@ class ForkServer:
             only_agents: it opens neither data set nor rewards.
             model_path: of the tokenizer; None: the environment says it, as soon as it is there.
         """
+        supervised = job.spec.algorithm.supervised
         self._host = host
         self._given_model = model_path
         self._config = {
@@ -135,8 +136,9 @@ class ForkServer:
             "memory_limit_bytes": memory_limit_bytes,
             "start_timeout_s": START_TIMEOUT_S,
             "only_agents": only_agents,
+            "supervised": None if supervised is None else supervised.model_dump_json(by_alias=True, exclude_none=True),
         }
-        self._needs_model = job.spec.task.chat is not None
+        self._needs_model = job.spec.task.chat is not None or supervised is not None
         self._connections: dict[int, Connection] = {}
         self._spawned = 0
         self._child: ChildProcess | HostedProcess | None = None

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from streamrl.errors import UserError
 from streamrl.keys import ENV_HEARTBEAT_FILE, ENV_UMASK
 from streamrl.liveness import INTERVAL_S
+from streamrl.spec.algorithm import SupervisedSpec
 from streamrl.spec.task import Task
 from streamrl_workers.environments.registry import open_environment
 from streamrl_workers.process import framing
@@ -87,12 +88,22 @@ def _open(config: dict[str, Any]) -> TaskSources:
     if config["only_agents"]:
         dataset = open_no_dataset(task, model_path=config["model_path"])
         return TaskSources(dataset=dataset, parts=(), agents=_open_agents(config, task, dataset))
-    dataset = open_dataset(task, seed=config["seed"], base_dir=base_dir, model_path=config["model_path"])
+    dataset = open_dataset(
+        task,
+        seed=config["seed"],
+        base_dir=base_dir,
+        model_path=config["model_path"],
+        supervised=_supervised(config),
+    )
     parts = make_parts(task.rewards, verify=dataset.verify, base_dir=base_dir)
     environments = open_environment(task.environment, seed=config["seed"], base_dir=base_dir)
     apart = task.agent is None or task.agent.pool is not None
     agents = None if apart else _open_agents(config, task, dataset)
     return TaskSources(dataset=dataset, parts=parts, environments=environments, agents=agents)
+
+
+def _supervised(config: dict[str, Any]) -> SupervisedSpec | None:
+    return None if config["supervised"] is None else SupervisedSpec.model_validate_json(config["supervised"])
 
 
 def _open_agents(config: dict[str, Any], task: Task, dataset: TaskDataset) -> "AgentSource | None":

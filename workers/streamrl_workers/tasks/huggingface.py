@@ -65,6 +65,7 @@ def open_huggingface(task: Task, *, seed: int, base_dir: Path) -> RowSource:
         held_out=held_out.question,
         held_out_rows=held_out_rows,
         seed=seed,
+        place=lambda number: f"row {number} of the data set",
     )
 
 

@@ -38,7 +38,12 @@ def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path) -> RowSource
         lines = _Lines(file, path=path, options=options)
     train_rows, held_out_rows = split_rows(lines.hashes, percent=options.held_out_percent, field=f"{FIELD}.path")
     return RowSource(
-        train=lines.question, train_rows=train_rows, held_out=lines.question, held_out_rows=held_out_rows, seed=seed
+        train=lines.question,
+        train_rows=train_rows,
+        held_out=lines.question,
+        held_out_rows=held_out_rows,
+        seed=seed,
+        place=lambda number: f"{options.path} line {number + 1}",
     )
 
 

@@ -78,6 +78,11 @@ class _Drawer:
             raise _bad_parameters(self._options, error) from error
         return True
 
+    @property
+    def name(self) -> str:
+        """Of the data set."""
+        return self._options.name
+
     def entry(self, address: int) -> dict[str, Any]:
         """The entry at an address below `ADDRESS_LIMIT`."""
         dataset, index = (self._make(seed=address), 0) if self._reseed else (self._dataset, address)
@@ -101,7 +106,7 @@ def _bad_parameters(options: ReasoningGymDataset, error: Exception) -> UserError
 class ProceduralSource:
     """A data set of reasoning-gym, split by question."""
 
-    held_out_size = None
+    held_out_size = train_size = None
 
     def __init__(self, drawer: _Drawer, *, seed: int) -> None:
         self._drawer = drawer
@@ -124,6 +129,10 @@ class ProceduralSource:
             rule=f"give too few different questions: none of {MAX_DRAWS} belongs to the split {split}",
             fix="widen them",
         )
+
+    def place(self, source_index: int) -> str:
+        """Where a person finds the item."""
+        return f"entry {source_index} of {self._drawer.name}"
 
     def verify(self, answer: str, item: Item) -> float:
         """The data set's own verdict; entries are made again for it as reasoning-gym made them."""

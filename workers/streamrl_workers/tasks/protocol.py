@@ -5,7 +5,7 @@
   pool ──▶ worker           a request of `values.py`: [name of its type, its fields]
   fork server ──▶ pool      once {"ready": {"held_out_size"}} | {"user_error": parts}; {"exited", "code"} for each process that ended
   worker ──▶ pool           a stage that it enters (a number), any number of times, `first_stage` untold; then one row:
-                            [text] | [values, body] | [observation, reward, done, context] | {"kind", "error"}
+                            [text] | [text, demonstration] | [values, body] | [observation, reward, done, context] | {"kind", "error"}
   pool ──▶ endpoint client  [number, body] of a sample that endpoints score
   endpoint client ──▶ pool  [number, values] | [number, {"kind", "error"}]
   pool ──▶ agent host       [number, request] of one prompt or turn; with a pool of agents its item is a third part of it
@@ -28,7 +28,9 @@ from streamrl.spec.task import Reward
 from streamrl_workers.process import framing
 from streamrl_workers.process.framing import ForeignBytesError
 from streamrl_workers.stream.messages import PROMPT_BYTES
+from streamrl_workers.stream.packing import pack_int32, unpack_int32
 from streamrl_workers.tasks.values import (
+    Demonstration,
     FailureKind,
     NeedPrompts,
     PlayTurn,
@@ -126,6 +128,8 @@ def check_row(request: Request, row: Any, *, rewards: Sequence[Reward]) -> None:
             return
         case [str(text)] if isinstance(request, NeedPrompts) and _is_text(text):
             return
+        case [str(text), list() as parts] if isinstance(request, NeedPrompts) and _is_text(text) and _is_shown(parts):
+            return
         case [list(values), str() | None as body] if isinstance(request, ScoreSample) and len(values) == len(rewards):
             asked = [reward.http is not None for reward in rewards]
             if (
@@ -160,6 +164,33 @@ def item_row(row: Any) -> Any:  # noqa: ANN401 - JSON
     raise ForeignBytesError("a message is no item")
 
 
+def demonstration_row(shown: Demonstration) -> list[Any]:
+    """As JSON carries it."""
+    prompt, tokens = unpack_int32(shown.prompt_tokens).tolist(), unpack_int32(shown.tokens).tolist()
+    return [shown.text, prompt, tokens, shown.truncated, shown.reward]
+
+
+def _is_shown(parts: Any) -> bool:  # noqa: ANN401 - JSON
+    """Whether these are the parts of a demonstration."""
+    match parts:
+        case [str(text), list(prompt), list(tokens), bool(), reward] if _is_text(text) and is_finite(reward):
+            return all(
+                row and all(type(token) is int and 0 <= token < 2**31 for token in row) for row in (prompt, tokens)
+            )
+    return False
+
+
+def _demonstration(parts: Any) -> Demonstration:  # noqa: ANN401 - checked parts
+    text, prompt, tokens, truncated, reward = parts
+    return Demonstration(
+        text=text,
+        prompt_tokens=pack_int32(prompt),
+        tokens=pack_int32(tokens),
+        truncated=truncated,
+        reward=reward,
+    )
+
+
 def _is_text(text: str) -> bool:
     """Whether messages can carry it: frames can hold half of a surrogate pair, ours never do."""
     try:
@@ -187,7 +218,8 @@ def result_of(request: Request, row: Any, *, rewards: Sequence[Reward]) -> Resul
             if (size_bytes := len(row[0].encode())) > PROMPT_BYTES:
                 rule = f"{split} prompt {index} must have at most {PROMPT_BYTES} bytes"
                 raise UserError(field="spec.task", rule=rule, got=size_bytes, fix="shorten it or leave it out")
-            return Prompt(split=split, index=index, text=row[0])
+            shown = _demonstration(row[1]) if len(row) > 1 else None
+            return Prompt(split=split, index=index, text=row[0], demonstration=shown)
 
 
 def _score(request: ScoreSample, row: Any, *, rewards: Sequence[Reward]) -> Score:  # noqa: ANN401

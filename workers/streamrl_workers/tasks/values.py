@@ -24,12 +24,24 @@ class NeedPrompts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Demonstration:
+    """What the data set answers to a prompt, as a sample."""
+
+    text: str
+    prompt_tokens: bytes  # int32 little-endian, as the others
+    tokens: bytes  # the end-of-sequence token included, unless it is truncated
+    truncated: bool
+    reward: float  # 0 where rows have none
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """Prompt `index` of a split; (split, index) and the job's seed make it again."""
 
     split: Split
     index: int
     text: str
+    demonstration: Demonstration | None = None  # of algorithm `supervised` alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,12 +88,16 @@ class Scoring:
         self._where = ""
         match request:
             case NeedPrompts():
-                return [self._item(request.split, request.first_index).prompt]
+                return self._prompt(self._item(request.split, request.first_index))
             case PlayTurn():
                 return self._play(self._item(request.split, request.prompt_index), request)
             case ScoreSample():
                 item = self._item(request.split, request.prompt_index)
                 return self._score(replace(item, environment_reward=request.environment_reward), request.completion)
+
+    def _prompt(self, item: Item) -> Row:
+        shown = self._dataset.demonstration(item)
+        return [item.prompt] if shown is None else [item.prompt, protocol.demonstration_row(shown)]
 
     def _score(self, item: Item, completion: str) -> Row:
         values: list[float | None] = []

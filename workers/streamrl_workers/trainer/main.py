@@ -215,6 +215,7 @@ def _prepare(
         steps=spec.pipeline.steps,
         in_order=spec.pipeline.delivery == "Logical",
         checkpoint_interval_steps=spec.storage.checkpoints.interval_steps,
+        evaluation_interval_steps=spec.task.evaluation.interval_steps,
         store_dir=settings.store,
         copies=copies,
     )

@@ -2,7 +2,7 @@
 
 Owns: the order of things in one trainer process, the thread that hashes and announces versions. Does not own: how a step is computed
 (`engines/`), the conversation (`session.py`), files (`checkpoint.py`), serving weights. Runs in a thread of its own.
-Evaluation is the scheduler's.
+Evaluation is the scheduler's, but for the loss of held-out rows, which come with the welcome.
 
 One step:
 1. take groups as they come; a micro-step starts when enough samples wait (in order: when that many tokens have come, whenever that is);
@@ -23,7 +23,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +122,7 @@ class StepLoop:
     copies: ObjectFolder | None = None  # of what is in `store_dir`
     steps: int  # of the run
     checkpoint_interval_steps: int
+    evaluation_interval_steps: int
     store_dir: Path  # holds the checkpoints, and the model in the end
     in_order: bool = False  # groups come by their numbers, and micro-steps follow from these alone
     attempt: int = 0  # known with the scheduler's welcome
@@ -129,6 +130,7 @@ class StepLoop:
     def __post_init__(self) -> None:
         self._saved_step = len(self.history)
         self._batch_groups = 0
+        self._held_out: Sequence[pb.Sample] = ()
 
     @property
     def version(self) -> int:
@@ -150,7 +152,7 @@ class StepLoop:
 
     def _run(self) -> None:
         welcome = self.session.wait_welcome()
-        self.attempt, self._batch_groups = welcome.attempt, welcome.batch_groups
+        self.attempt, self._batch_groups, self._held_out = welcome.attempt, welcome.batch_groups, welcome.held_out
         log.info("attempt %d begins at step %d of %d", self.attempt, self.version, self.steps)
         with Publishing(self.session, store=self.weights, offer=self.offer, attempt=self.attempt) as publishing:
             self._publish(publishing)
@@ -164,10 +166,12 @@ class StepLoop:
     def _step(self, publishing: Publishing) -> None:
         step, begun_s = self.version, time.monotonic()
         engine = self.engine
+        initial = self._held_out_loss(0) if step == 0 else {}
         engine.begin_step(step, attempt=self.attempt)
         group_ids, micro_steps = self._gather(step)
         with self.recorder.during("busy"):
             metrics = engine.finish_step()
+        metrics |= {f"initial_{name}": loss for name, loss in initial.items()} | self._held_out_loss(step + 1)
         self.history = self.history.with_step(group_ids)
         metrics["step_seconds"] = time.monotonic() - begun_s
         with self.recorder.during("weights"):
@@ -184,6 +188,14 @@ class StepLoop:
         self._publish(publishing)
         if self.version % self.checkpoint_interval_steps == 0 or self.version == self.steps:
             self._checkpoint()
+
+    def _held_out_loss(self, version: int) -> dict[str, float]:
+        """Of the weights as they are, where it is due; evaluations of a version come as often."""
+        is_due = version % self.evaluation_interval_steps == 0 or version == self.steps
+        if not (self._held_out and is_due):
+            return {}
+        with self.recorder.during("busy"):
+            return {"held_out_loss": self.engine.held_out_loss(self._held_out)}
 
     def _gather(self, step: int) -> tuple[list[int], list[int]]:
         """All groups of the step, trained as far as micro-steps became full; how many had come when each of these began."""

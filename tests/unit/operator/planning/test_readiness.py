@@ -33,6 +33,7 @@ from support.observed_jobs import (
     trainer_worker,
     validated,
 )
+from support.planned import planned
 
 ERROR = "proxy /api/v1/x: 503 ServiceUnavailable: dial tcp 10.0.0.5:8080: connect: connection refused"
 LONG_S = RESYNCS * SETTINGS.resync_s
@@ -273,3 +274,34 @@ async def test_a_scheduler_that_starts_or_is_away_is_no_news(readings: Readings)
 def _error(readings: Readings) -> str:
     assert readings.memory.signals_unreachable is not None
     return readings.memory.signals_unreachable.error
+
+
+def supervised(**changes: Any) -> Observed:
+    """A job that learns from rows: it has no pool, and its one pod is the trainer's."""
+    spec = {"algorithm": {"supervised": {}}, "generators": [], "trainer": {}}
+    document = job_document(**spec, pipeline={"mode": "StreamSync", "batchGroups": 4, "steps": 20})
+    document["spec"]["task"] |= {"groupSize": 1}
+    del document["spec"]["task"]["rewards"]
+    return observed(document, **changes)
+
+
+def test_a_job_without_generators_waits_for_its_trainer_alone() -> None:
+    waiting = ready(decide(supervised(), settings=SETTINGS))
+    assert (waiting["status"], waiting["reason"]) == ("False", "TrainerPending")
+    decision = decide(supervised(pods=[trainer()], numbers=page()), settings=SETTINGS)
+    running = ready(decision)
+    assert (running["status"], running["reason"]) == ("True", "Running")
+    assert running["message"] == "the trainer is ready; the job has no generators"
+    assert (decision.wanted.trainers, decision.wanted.generators, decision.pool_statuses) == (1, {}, {})
+
+
+def test_a_job_without_generators_lives_and_ends_as_any_other() -> None:
+    suspended = supervised(pods=[trainer()])
+    suspended = replace(
+        suspended,
+        job=suspended.job.model_copy(update={"spec": suspended.job.spec.model_copy(update={"suspend": True})}),
+    )
+    assert not decide(suspended, settings=SETTINGS).wanted.any_pods
+    objects = planned(supervised().job)
+    assert {each["metadata"]["name"] for each in objects if each["kind"] == "StatefulSet"} == {"simulated-trainer"}
+    assert not [each for each in objects if each["kind"] == "GeneratorPool"]

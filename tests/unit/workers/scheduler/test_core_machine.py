@@ -320,6 +320,9 @@ TestClustersInTurn = machine(1, clusters={"a": "east", "c": "west"}, shares_upli
 TestClustersInTurnWithoutStaleness = machine(0, clusters={"a": "east", "b": "east", "c": "west"}, shares_uplink=True)
 TestDynamicSampling = machine(1, draws_per_step=3)
 TestDynamicSamplingWithoutStaleness = machine(0, draws_per_step=2)
+TestSupervised = machine(0, supervised=True, group_size=1)
+TestSupervisedInOrder = machine(0, supervised=True, group_size=1, in_order=True, partial_rollouts=False)
+TestSupervisedWithoutGenerators = machine(0, supervised=True, group_size=1, evaluates=False)
 TestDynamicSamplingOfWholeBatches = machine(2, draws_per_step=2, whole_batches=True)
 
 

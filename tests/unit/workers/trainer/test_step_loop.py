@@ -88,6 +88,7 @@ def test_replayed_groups_are_prepared_from_the_steps_first_group_on(tmp_path: Pa
         history=History(),
         steps=STEPS,
         checkpoint_interval_steps=STEPS,
+        evaluation_interval_steps=STEPS,
         store_dir=tmp_path,
     ).run()
     assert [done.metrics["replayed_groups"] for done in session.done] == [0, BATCH, BATCH]

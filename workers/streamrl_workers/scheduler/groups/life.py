@@ -5,6 +5,7 @@ the table does not list raises `IllegalEventError` and changes nothing.
 
     planned -> issued -> running -> finished -> scored -> delivered -> consumed
        ^---------'  lose                           ^---------'----------'  roll_back
+    planned -> scored, where the data set has the sample (algorithm supervised)
     every state before `delivered` -> dropped
 """
 
@@ -42,6 +43,8 @@ class GroupEvent(StrEnum):
     """The first token of the group has arrived."""
     LOSE = "lose"
     """The last sample that was out has come back without a token."""
+    DEMONSTRATE = "demonstrate"
+    """Its sample stands in the data set."""
     FINISH = "finish"
     """The last sample is finished."""
     SCORE = "score"
@@ -93,7 +96,7 @@ _FAIL = {GroupEvent.GENERATION_FAILED: GroupState.DROPPED, **_END}
 
 GROUP_LIFE: Mapping[GroupState, Mapping[GroupEvent, GroupState]] = MappingProxyType(
     {
-        GroupState.PLANNED: {GroupEvent.ISSUE: GroupState.ISSUED, **_FAIL},
+        GroupState.PLANNED: {GroupEvent.ISSUE: GroupState.ISSUED, GroupEvent.DEMONSTRATE: GroupState.SCORED, **_FAIL},
         GroupState.ISSUED: {GroupEvent.BEGIN: GroupState.RUNNING, GroupEvent.LOSE: GroupState.PLANNED, **_FAIL},
         GroupState.RUNNING: {GroupEvent.FINISH: GroupState.FINISHED, **_FAIL},
         GroupState.FINISHED: {

@@ -15,7 +15,7 @@ scheduler's process: each restart may add (n - 1) * B drops, and restarts are bo
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import Outbox
@@ -29,7 +29,7 @@ from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.records import Dropped, Scored, stats_of
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.stream.archive import is_archived
-from streamrl_workers.tasks.values import FailureKind, PlayTurn, Score, TurnAnswer
+from streamrl_workers.tasks.values import Demonstration, FailureKind, PlayTurn, Score, TurnAnswer
 
 
 class ZeroVarianceFilter:
@@ -313,11 +313,13 @@ class SampleLifecycle:
 
     def _texts(self, group: Group) -> bytes:
         """For the archive; empty where the group does not go there, or has samples that are not scored."""
-        archived = is_archived(group.group_id, share_percent=self._settings.archived_percent)
-        if not archived or group.unscored or not group.samples:
+        if not self._is_archived(group) or group.unscored or not group.samples:
             return b""
         samples = [sample.texts() for sample in group.samples]
         return pb.GroupTexts(prompt=group.prompt, samples=samples).SerializeToString()
+
+    def _is_archived(self, group: Group) -> bool:
+        return is_archived(group.group_id, share_percent=self._settings.archived_percent)
 
     # ---- scored
 
@@ -361,34 +363,42 @@ class SampleLifecycle:
             self._drop(group, GroupEvent.ZERO_VARIANCE, mean_tokens=mean_tokens)
             self._groups.drops_in_a_row.clear()  # it could be scored: nothing is wrong with the run
             return
+        self._store(group, [_trajectory(group, sample) for sample in group.samples], texts=self._texts(group))
+        self._groups.follow(group, GroupEvent.SCORE)
+        self._groups.drops_in_a_row.clear()
+
+    def demonstrated(self, group: Group, shown: Demonstration) -> None:
+        """The group's one sample stands in the data set: it is scored as it is planned, as if of the step's weights."""
+        self._groups.begin(group)
+        sample = demonstrated_sample(shown, group_id=group.group_id, version=self._groups.filling_step)
+        sample.ended_at = self._fleet.epoch_s + self._fleet.now_s
+        texts = pb.GroupTexts(prompt=group.prompt, samples=[pb.SampleTexts(turns=[shown.text])])
+        self._store(group, [sample], texts=texts.SerializeToString() if self._is_archived(group) else b"")
+        self._groups.follow(group, GroupEvent.DEMONSTRATE)
+
+    def _store(self, group: Group, trajectories: Sequence[pb.Sample], *, texts: bytes) -> None:
+        """What is trained goes into the journal; the group may be delivered once it is there."""
         assert group.start_version is not None
-        trajectories = [_trajectory(group, sample) for sample in group.samples]
         group.stats = stats_of(trajectories)
         group.trajectories = tuple(trajectory.SerializeToString(deterministic=True) for trajectory in trajectories)
         group.size_bytes = sum(map(len, group.trajectories))
-        texts = self._texts(group)
         group.samples, group.prompt, group.prompt_tokens = [], "", b""
         self._groups.unbuffer(group)
         self._groups.buffer(group, group.size_bytes)
-        self._groups.follow(group, GroupEvent.SCORE)
-        self._groups.drops_in_a_row.clear()
-        self._record(group, start_version=group.start_version, texts=texts)
+        record = Scored(
+            group_id=group.group_id,
+            start_version=group.start_version,
+            trajectories=group.trajectories,
+            size_bytes=group.size_bytes,
+            texts=texts,
+        )
+        self._outbox.write(record, then=lambda: self.on_scored(group))
 
     def _learn_lengths(self, group: Group) -> float:
         """Mean tokens of its completions. A group with equal rewards is dropped, but its lengths are as true as any."""
         tokens = [sample.completion_tokens for sample in group.samples]
         self.lengths.learn(group.prompt_key, tokens=tokens, prompt=group.prompt, group_id=group.group_id)
         return sum(tokens) / len(tokens)
-
-    def _record(self, group: Group, *, start_version: int, texts: bytes) -> None:
-        record = Scored(
-            group_id=group.group_id,
-            start_version=start_version,
-            trajectories=group.trajectories,
-            size_bytes=group.size_bytes,
-            texts=texts,
-        )
-        self._outbox.write(record, then=lambda: self.on_scored(group))
 
 
 def _trajectory(group: Group, sample: Sample) -> pb.Sample:
@@ -409,4 +419,17 @@ def _trajectory(group: Group, sample: Sample) -> pb.Sample:
         generate_s=sample.generate_s,
         ended_at=sample.ended_at,
         segments=segments,
+    )
+
+
+def demonstrated_sample(shown: Demonstration, *, group_id: int, version: int) -> pb.Sample:
+    """As the trainer takes it: log-probs of zero, since the data set says its tokens with certainty."""
+    return pb.Sample(
+        group_id=group_id,
+        prompt_tokens=shown.prompt_tokens,
+        tokens=shown.tokens,
+        logprobs=bytes(len(shown.tokens)),
+        spans=[pb.VersionSpan(tokens=len(shown.tokens) >> 2, step=version)],
+        finish_reason="length" if shown.truncated else "stop",
+        reward=shown.reward,
     )

@@ -5,7 +5,7 @@ train prompt n, also after a recovery. Owns the admission of groups (`docs/stale
 live <= (step + 1 + S) * B, and never more than the run needs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.groups.sample import Sample
@@ -15,7 +15,7 @@ from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import prompt_key
 from streamrl_workers.scheduler.records import Planned
 from streamrl_workers.scheduler.settings import SchedulerSettings
-from streamrl_workers.tasks.values import NeedPrompts, Prompt
+from streamrl_workers.tasks.values import Demonstration, NeedPrompts, Prompt
 
 PORTION = 64
 """Groups planned in one event: thousands at once would hold up everything else for a tenth of a second."""
@@ -33,17 +33,20 @@ class Planner:
         window: Window,
         waiting: WaitingGroups,
         first: int,
+        on_demonstrated: Callable[[Group, Demonstration], None],
     ) -> None:
+        """`on_demonstrated`: called where the data set has the planned group's sample."""
         self._settings = settings
         self._outbox = outbox
         self._groups = groups
         self._window = window
         self._waiting = waiting
-        self._ready: dict[int, str] = {}
+        self._ready: dict[int, Prompt] = {}
         self._unprompted: dict[int, Group] = {}
         """Groups found in the journal whose text is not known yet, by prompt index."""
         self._next_group = first
         self._next_prompt = first
+        self._on_demonstrated = on_demonstrated
         self.in_portions = False
         """Whether the last portion was a full one and more can be planned at once: the commit of its records brings the next."""
 
@@ -62,23 +65,22 @@ class Planner:
         """A train prompt's text."""
         group = self._unprompted.pop(prompt.index, None)
         if group is not None:
-            self._start(group, prompt.text)
+            self._start(group, prompt)
         elif self._next_group <= prompt.index < self._next_prompt:
-            self._ready[prompt.index] = prompt.text
+            self._ready[prompt.index] = prompt
 
     def plan(self) -> None:
         """Plan what admission allows, a portion at most, and look ahead. The commit of a portion's records brings the next."""
         planned = 0
         while planned < PORTION and self._can_plan():
             planned += 1
-            text = self._ready.pop(self._next_group)
+            prompt = self._ready.pop(self._next_group)
             group = Group(self._next_group, self._next_group)
             self._next_group += 1
             self._groups.add(group)
-            self._start(group, text)
-            self._outbox.write(
-                Planned(group_id=group.group_id, prompt_index=group.prompt_index, prompt_key=group.prompt_key)
-            )
+            key = prompt_key(prompt.text)
+            self._outbox.write(Planned(group_id=group.group_id, prompt_index=group.prompt_index, prompt_key=key))
+            self._start(group, prompt)
         self.in_portions = planned == PORTION and self._can_plan()
         self._look_ahead()
 
@@ -97,10 +99,13 @@ class Planner:
         """Groups that the run still needs beyond the live ones."""
         return (self._settings.steps - self._window.step) * self._settings.batch_groups - self._groups.live
 
-    def _start(self, group: Group, text: str) -> None:
+    def _start(self, group: Group, prompt: Prompt) -> None:
         size = self._settings.group_size
-        group.prompt = text
-        group.prompt_key = prompt_key(text)
+        group.prompt = prompt.text
+        group.prompt_key = prompt_key(prompt.text)
+        if prompt.demonstration is not None:
+            self._on_demonstrated(group, prompt.demonstration)
+            return
         group.samples = [Sample.new(index, max_turns=self._settings.max_turns) for index in range(size)]
         group.unfinished = group.unscored = size
         self._waiting.put(group, list(reversed(range(size))))

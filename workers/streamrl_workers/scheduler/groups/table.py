@@ -118,6 +118,11 @@ class GroupTable:
         self.counts[following] += 1
         group.state = following
 
+    def begin(self, group: Group) -> None:
+        """The group begins now, in the step that is being filled, with all that it has."""
+        group.start_version = self.filling_step
+        self._window.begin(group.start_version)
+
     def record(self, group: Group) -> None:
         """The group is in the record of a step now; it no longer counts as waiting for the trainer."""
         self._recorded += not group.recorded

@@ -91,6 +91,9 @@ class Algorithm(ABC):
     needs: ClassVar[Literal["group", "batch"]]
     aggregation: Aggregation
     critic: Critic | None = None  # not None: a value model is wanted
+    compares: ClassVar[bool] = (
+        True  # False: no policy drew the samples whose log-probs could be compared with the trainer's
+    )
 
     def __init__(self, setup: AlgorithmSetup) -> None:
         self.reference_kl: ReferenceKl | None = setup.spec.reference_kl  # not None: reference log-probs are wanted

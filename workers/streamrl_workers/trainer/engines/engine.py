@@ -43,6 +43,9 @@ class TrainEngine(Protocol):
     def finish_step(self) -> dict[str, float]:
         """Work off what still waits, step the optimiser once, and return the step's metrics."""
 
+    def held_out_loss(self, samples: Sequence[pb.Sample]) -> float:
+        """Mean cross-entropy over the tokens of these, in nats; not while a step gathers."""
+
     def advantages(self, group_ids: Sequence[int]) -> bytes:
         """Of the samples of the step that has been finished, as `StepDone` has them; empty: this engine forms none."""
 

@@ -97,6 +97,10 @@ class TorchEngine:
         replayed = {} if self._replay is None else self._replay.admit(self._metrics.step, self._fresh)
         return self._metrics.metrics() | measured | diffs | numbers | replayed
 
+    def held_out_loss(self, samples: Sequence[pb.Sample]) -> float:
+        """Forward passes on every rank."""
+        return self._step.held_out_loss(samples)
+
     def advantages(self, group_ids: Sequence[int]) -> bytes:
         """As the algorithm formed them."""
         return pack_float32(value for group_id in group_ids for value in self._step.advantages[group_id])

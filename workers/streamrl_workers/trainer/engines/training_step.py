@@ -91,6 +91,13 @@ class TrainingStep(ABC):
     def finish(self, metrics: StepMetrics) -> dict[str, float]:
         """Do the rest and update; the numbers that only this knows."""
 
+    def held_out_loss(self, samples: Sequence[pb.Sample]) -> float:
+        """Mean cross-entropy over the tokens of these, in nats, under the weights as they are."""
+        packed = [part for sample in samples for part in pack_sample(sample, step=0, attempt=0)]
+        return -statistics.fmean(
+            number for sample in self._prepared(self._packed(packed)) for number in sample.proximal_N or ()
+        )
+
     def _accumulate(self, batches: Sequence[list[PackedSample]]) -> None:
         """Micro-steps over all batches."""
         for payloads in rounds(batches, ranks=self._ranks.size):

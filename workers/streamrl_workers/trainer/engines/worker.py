@@ -285,7 +285,8 @@ class RankWorker:
         if not counted:
             return
         self._sums.add(tokens, loss=loss, entropy_N=entropy_N)
-        self._diffs.add(tokens, loss=loss, samples=samples)
+        if self._algorithm.compares:
+            self._diffs.add(tokens, loss=loss, samples=samples)
         self._sums.add_losses(loss=total, value_loss=torch.zeros_like(total) if errors is None else errors)
 
     def _accumulate_again(self) -> None:

@@ -1,0 +1,38 @@
+"""What the task pool of the world around the core makes: prompts, and the answers of a supervised job's rows."""
+
+from collections.abc import Sequence
+
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.stream.packing import pack_int32
+from streamrl_workers.tasks.values import Demonstration, NeedPrompts, Prompt
+
+
+def prompts_of(need: NeedPrompts, *, supervised: bool) -> list[Prompt]:
+    """As the task pool answers; few different texts."""
+    return [
+        Prompt(
+            split=need.split,
+            index=index,
+            text=f"{need.split} {index % 5}",
+            demonstration=_demonstration(index) if supervised else None,
+        )
+        for index in range(need.first_index, need.first_index + need.count)
+    ]
+
+
+def _demonstration(index: int) -> Demonstration:
+    """What the data set answers to prompt `index`: its number tells it from all others."""
+    tokens = pack_int32([1] * (1 + index % 3))
+    return Demonstration(text="1", prompt_tokens=pack_int32([index]), tokens=tokens, truncated=False, reward=0.0)
+
+
+def is_of_row(sample: pb.Sample, index: int) -> bool:
+    shown = _demonstration(index)
+    return (sample.prompt_tokens, sample.tokens) == (shown.prompt_tokens, shown.tokens)
+
+
+def check_held_out(samples: Sequence[pb.Sample], *, job: SchedulerSettings) -> None:
+    """Those of a supervised job, all of them, in order."""
+    assert len(samples) == (job.evaluation_prompts if job.supervised else 0)
+    assert all(is_of_row(sample, index) for index, sample in enumerate(samples))
