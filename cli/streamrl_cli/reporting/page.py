@@ -210,6 +210,11 @@ def all_charts(run: RunData) -> list[Chart]:
             "Mean reward of the step's samples, and of greedy answers to held-out prompts.",
             reward(run.steps, run.evaluations),
         ),
+        (
+            "Reward by task",
+            "Mean reward of each task of the mixture, smoothed; points are held-out.",
+            reward_tasks(run),
+        ),
         ("Reward by part", "Mean of each reward before its weight, smoothed.", reward_parts(run)),
         (
             "Length of completions",
@@ -275,14 +280,30 @@ def reward(lines: Sequence[Any], evaluations: Sequence[Any]) -> Figure:
 
 def reward_parts(run: RunData) -> Figure:
     """Mean of each part of the reward by step, smoothed; no lines where one reward is all there is."""
-    names = [part.name for part in run.folder.job.spec.task.rewards]
-    if len(names) == 1:
+    tasks = run.folder.job.spec.task.tasks
+    names = [f"{task.name}/{part.name}".removeprefix("/") for task in tasks for part in task.rewards]
+    if len(names) == len(tasks):
         return figure([])
-    return figure([_part(run, name, colour=colour) for name, colour in zip(names, cycle(SEVERAL), strict=False)])
+    colours = zip(names, cycle(SEVERAL), strict=False)
+    rows = {name: [line.get("reward_parts", {}).get(name) for line in run.steps] for name in names}
+    return figure([_smoothed(run, rows[name], name=name, colour=colour) for name, colour in colours])
 
 
-def _part(run: RunData, name: str, *, colour: str) -> dict[str, Any]:
-    rows = [(line["step"] + 1, line.get("reward_parts", {}).get(name)) for line in run.steps]
+def reward_tasks(run: RunData) -> Figure:
+    """Mean reward of each task of a mixture by step, smoothed, with its held-out evaluations; no lines without one."""
+    traces = []
+    for task, colour in zip(run.folder.job.spec.task.mixture, cycle(SEVERAL), strict=False):
+        means = [line.get("tasks", {}).get(task.name, {}).get("reward_mean") for line in run.steps]
+        held_out = [line.get("tasks", {}).get(task.name, {}).get("mean_reward") for line in run.evaluations]
+        points = trace(
+            [line["step"] for line in run.evaluations], held_out, name=f"{task.name}, held-out", colour=colour
+        )
+        traces += [_smoothed(run, means, name=task.name, colour=colour), points | {"mode": "markers"}]
+    return figure(traces)
+
+
+def _smoothed(run: RunData, values: Sequence[float | None], *, name: str, colour: str) -> dict[str, Any]:
+    rows = [(line["step"] + 1, value) for line, value in zip(run.steps, values, strict=True)]
     known = [(step, mean) for step, mean in rows if mean is not None]
     means = smooth([mean for _, mean in known])
     return trace([step for step, _ in known], means, name=name, colour=colour, width=2)

@@ -51,7 +51,7 @@ def test_a_data_file_of_a_folder_is_named_as_it_lies_in_the_config_map(tmp_path:
     (tmp_path / "data/questions.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     job = job_with(tmp_path, dataset={"jsonl": {"path": "data/questions.jsonl"}})
     bundle = collect(job, base_dir=tmp_path)
-    document = with_code(as_written(job, namespace="ml"), bundle, job=job)
+    document = with_code(as_written(job, namespace="ml"), job=job)
     assert document["spec"]["task"]["dataset"] == {"jsonl": {"path": "questions.jsonl"}}
     assert document["spec"]["task"]["code"] == {"configMapName": "minimal-code"}
     assert parse_job(document).spec.task.code is not None

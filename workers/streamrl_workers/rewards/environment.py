@@ -1,6 +1,6 @@
 """`environment`: the sum of what the environment gave for the turns."""
 
-from streamrl.spec.task import EnvironmentReward
+from streamrl.spec.rewards import EnvironmentReward
 from streamrl_workers.rewards.base import Item, RewardContext, Scorer
 
 

@@ -12,7 +12,7 @@ import functools
 import logging
 from typing import Any
 
-from streamrl.spec.task import MathVerifyReward
+from streamrl.spec.rewards import MathVerifyReward
 from streamrl_workers.rewards.base import Item, RewardContext, Scorer
 
 REFERENCE_MARK = "####"

@@ -1,6 +1,6 @@
 """`exactMatch`: 1 if the extracted answer equals the reference after trimming both, else 0."""
 
-from streamrl.spec.task import ExactMatchReward
+from streamrl.spec.rewards import ExactMatchReward
 from streamrl_workers.rewards.base import Item, RewardContext, Scorer, make_extract
 
 

@@ -1,6 +1,6 @@
 """`regex`: 1 if the pattern is found anywhere in the completion, else 0."""
 
-from streamrl.spec.task import RegexReward
+from streamrl.spec.rewards import RegexReward
 from streamrl_workers.rewards.base import Item, RewardContext, Scorer, compile_pattern
 
 

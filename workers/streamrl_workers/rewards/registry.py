@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamrl.errors import shorten
-from streamrl.spec.task import Reward
+from streamrl.spec.rewards import Reward
 from streamrl_workers.rewards import (
     endpoint,
     environment,

@@ -1,6 +1,6 @@
 """`verifier`: the data set's own verdict on the extracted answer; 0 where no answer is found."""
 
-from streamrl.spec.task import VerifierReward
+from streamrl.spec.rewards import VerifierReward
 from streamrl_workers.rewards.base import Item, RewardContext, Scorer, make_extract
 
 

@@ -136,7 +136,7 @@ class ForkServer:
             "start_timeout_s": START_TIMEOUT_S,
             "only_agents": only_agents,
         }
-        self._needs_model = job.spec.task.chat is not None
+        self._needs_model = job.spec.task.has_chat
         self._connections: dict[int, Connection] = {}
         self._spawned = 0
         self._child: ChildProcess | HostedProcess | None = None

@@ -101,7 +101,8 @@ class Planner:
         size = self._settings.group_size
         group.prompt = text
         group.prompt_key = prompt_key(text)
-        group.samples = [Sample.new(index, max_turns=self._settings.max_turns) for index in range(size)]
+        max_turns = self._settings.max_turns_of(group.prompt_index)
+        group.samples = [Sample.new(index, max_turns=max_turns) for index in range(size)]
         group.unfinished = group.unscored = size
         self._waiting.put(group, list(reversed(range(size))))
 
