@@ -202,6 +202,9 @@ def _largest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
+REWARD_BY_TASK = "Mean reward of each task of the mixture, smoothed; points are held-out."
+
+
 def all_charts(run: RunData) -> list[Chart]:
     """In the order of the page."""
     charts = [
@@ -210,11 +213,7 @@ def all_charts(run: RunData) -> list[Chart]:
             "Mean reward of the step's samples, and of greedy answers to held-out prompts.",
             reward(run.steps, run.evaluations),
         ),
-        (
-            "Reward by task",
-            "Mean reward of each task of the mixture, smoothed; points are held-out.",
-            reward_tasks(run),
-        ),
+        ("Reward by task", REWARD_BY_TASK, reward_tasks(run.steps, run.evaluations)),
         ("Reward by part", "Mean of each reward before its weight, smoothed.", reward_parts(run)),
         (
             "Length of completions",
@@ -286,26 +285,26 @@ def reward_parts(run: RunData) -> Figure:
         return figure([])
     colours = zip(names, cycle(SEVERAL), strict=False)
     rows = {name: [line.get("reward_parts", {}).get(name) for line in run.steps] for name in names}
-    return figure([_smoothed(run, rows[name], name=name, colour=colour) for name, colour in colours])
+    steps = [line["step"] + 1 for line in run.steps]
+    return figure([_smoothed(steps, rows[name], name=name, colour=colour) for name, colour in colours])
 
 
-def reward_tasks(run: RunData) -> Figure:
-    """Mean reward of each task of a mixture by step, smoothed, with its held-out evaluations; no lines without one."""
+def reward_tasks(lines: Sequence[Any], evaluations: Sequence[Any]) -> Figure:
+    """Mean reward of each task of a mixture by step, smoothed, with its held-out evaluations; no lines without a mixture."""
+    steps, evaluated = [line["step"] + 1 for line in lines], [line["step"] for line in evaluations]
     traces = []
-    for task, colour in zip(run.folder.job.spec.task.mixture, cycle(SEVERAL), strict=False):
-        means = [line.get("tasks", {}).get(task.name, {}).get("reward_mean") for line in run.steps]
-        held_out = [line.get("tasks", {}).get(task.name, {}).get("mean_reward") for line in run.evaluations]
-        points = trace(
-            [line["step"] for line in run.evaluations], held_out, name=f"{task.name}, held-out", colour=colour
-        )
-        traces += [_smoothed(run, means, name=task.name, colour=colour), points | {"mode": "markers"}]
+    names = dict.fromkeys(name for line in lines for name in line.get("tasks", {}))
+    for name, colour in zip(names, cycle(SEVERAL), strict=False):
+        means = [line.get("tasks", {}).get(name, {}).get("reward_mean") for line in lines]
+        held_out = [line.get("tasks", {}).get(name, {}).get("mean_reward") for line in evaluations]
+        points = trace(evaluated, held_out, name=f"{name}, held-out", colour=colour)
+        traces += [_smoothed(steps, means, name=name, colour=colour), points | {"mode": "markers"}]
     return figure(traces)
 
 
-def _smoothed(run: RunData, values: Sequence[float | None], *, name: str, colour: str) -> dict[str, Any]:
-    rows = [(line["step"] + 1, value) for line, value in zip(run.steps, values, strict=True)]
-    known = [(step, mean) for step, mean in rows if mean is not None]
-    means = smooth([mean for _, mean in known])
+def _smoothed(steps: Sequence[int], values: Sequence[float | None], *, name: str, colour: str) -> dict[str, Any]:
+    known = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
+    means = smooth([value for _, value in known])
     return trace([step for step, _ in known], means, name=name, colour=colour, width=2)
 
 

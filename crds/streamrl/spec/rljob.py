@@ -161,7 +161,8 @@ class RLJobSpec(SpecModel):
         FieldRule(
             "algorithm.trajectoryBalance.replay must be absent with task.environment or task.agent: its samples are told apart by their prompts",
             "!has(self.algorithm.trajectoryBalance) || !has(self.algorithm.trajectoryBalance.replay) || "
-            "!(has(self.task.environment) || has(self.task.agent) || self.task.mixture.exists(t, has(t.environment)))",
+            "!(has(self.task.environment) || has(self.task.agent) || "
+            "(has(self.task.mixture) && self.task.mixture.exists(t, has(t.environment))))",
             lambda spec: (
                 spec.task.has_turns
                 and spec.algorithm.trajectory_balance is not None

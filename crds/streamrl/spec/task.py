@@ -317,11 +317,12 @@ class Task(SpecModel):
     agent: AgentSpec | None = Field(
         default=None, description="Turns that a program of the user's asks for; absent = there is none."
     )
-    mixture: tuple[MixedTask, ...] = Field(
-        default=(),
+    mixture: tuple[MixedTask, ...] | None = Field(
+        default=None,
+        min_length=1,
         max_length=MOST_TASKS,
         json_schema_extra=map_by("name"),
-        description="Several tasks in exact shares, each with a data set, rewards and the like of its own; empty = one task.",
+        description="Several tasks in exact shares, each with a data set, rewards and the like of its own; absent = one task.",
     )
     group_size: int = Field(default=8, ge=2, le=1024, description="Completions of one prompt.")
     sampling: Sampling = Field(description="How completions are sampled.")
@@ -377,7 +378,7 @@ class Task(SpecModel):
     @property
     def shares(self) -> Mixture:
         """Which prompt is of which of `tasks`."""
-        return Mixture([task.weight for task in self.mixture] or [1])
+        return Mixture([task.weight for task in self.tasks])
 
     @property
     def has_chat(self) -> bool:
@@ -398,43 +399,43 @@ class Task(SpecModel):
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             "needs dataset, or mixture",
-            "self.mixture.size() > 0 || has(self.dataset)",
+            "has(self.mixture) || has(self.dataset)",
             lambda task: not task.mixture and task.dataset is None,
         ),
         FieldRule(
             "needs rewards, or mixture",
-            "self.mixture.size() > 0 || self.rewards.size() > 0",
+            "has(self.mixture) || self.rewards.size() > 0",
             lambda task: not task.mixture and not task.rewards,
         ),
         FieldRule(
             "each task of a mixture has its own: dataset, format, chat, environment, agent and rewards must be absent beside it",
-            "self.mixture.size() == 0 || !(has(self.dataset) || has(self.format) || has(self.chat) || "
+            "!has(self.mixture) || !(has(self.dataset) || has(self.format) || has(self.chat) || "
             "has(self.environment) || has(self.agent) || self.rewards.size() > 0)",
             lambda task: task.mixture and ", ".join(name for name in _OF_EACH if getattr(task, name)),
         ),
         FieldRule(
             "names of mixture must differ",
-            "self.mixture.all(t, self.mixture.exists_one(o, o.name == t.name))",
-            lambda task: repeated(one.name for one in task.mixture),
+            "!has(self.mixture) || self.mixture.all(t, self.mixture.exists_one(o, o.name == t.name))",
+            lambda task: repeated(one.name for one in task.mixture or ()),
         ),
         FieldRule(
             f"weights of mixture must sum to at most {MOST_WEIGHT}",
-            f"self.mixture.map(t, t.weight).sum() <= {MOST_WEIGHT}",
-            lambda task: (total := sum(one.weight for one in task.mixture)) > MOST_WEIGHT and f"{total}",
+            f"!has(self.mixture) || self.mixture.map(t, t.weight).sum() <= {MOST_WEIGHT}",
+            lambda task: (total := sum(one.weight for one in task.mixture or ())) > MOST_WEIGHT and f"{total}",
         ),
         FieldRule(
             "maxTokens of mixture must be at most sampling.maxTokens",
-            "self.mixture.all(t, !has(t.maxTokens) || t.maxTokens <= self.sampling.maxTokens)",
+            "!has(self.mixture) || self.mixture.all(t, !has(t.maxTokens) || t.maxTokens <= self.sampling.maxTokens)",
             lambda task: ", ".join(
                 f"{one.max_tokens} of {one.name}"
-                for one in task.mixture
+                for one in task.mixture or ()
                 if (one.max_tokens or 0) > task.sampling.max_tokens
             ),
         ),
         FieldRule(
             "chat of mixture must be in all tasks, or in none",
-            "self.mixture.all(t, has(t.chat)) || self.mixture.all(t, !has(t.chat))",
-            lambda task: len({one.chat is None for one in task.mixture}) > 1,
+            "!has(self.mixture) || self.mixture.all(t, has(t.chat)) || self.mixture.all(t, !has(t.chat))",
+            lambda task: len({one.chat is None for one in task.mixture or ()}) > 1,
         ),
         FieldRule(
             "weightPercent of rewards must sum to 100",
@@ -450,7 +451,7 @@ class Task(SpecModel):
         FieldRule(
             "evaluation.split needs dataset.huggingFace",
             "!has(self.evaluation.split) || (has(self.dataset) && has(self.dataset.huggingFace)) || "
-            "self.mixture.exists(t, has(t.dataset.huggingFace))",
+            "(has(self.mixture) && self.mixture.exists(t, has(t.dataset.huggingFace)))",
             lambda task: (
                 task.evaluation.split is not None and all(one.dataset.hugging_face is None for one in task.tasks)
             ),
@@ -469,7 +470,7 @@ class Task(SpecModel):
         ),
         FieldRule(
             f"environment.maxTurns * (maxTokens + environment.maxObservationChars) of mixture must be at most {MAX_SAMPLE_TOKENS}",
-            "self.mixture.all(t, !has(t.environment) || t.environment.maxTurns * "
+            "!has(self.mixture) || self.mixture.all(t, !has(t.environment) || t.environment.maxTurns * "
             "((has(t.maxTokens) ? t.maxTokens : self.sampling.maxTokens) + t.environment.maxObservationChars) "
             f"<= {MAX_SAMPLE_TOKENS})",
             lambda task: task.mixture and task._too_many_tokens,

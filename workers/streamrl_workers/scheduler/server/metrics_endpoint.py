@@ -55,7 +55,7 @@ class SchedulerMetrics:
         self._metrics.set("staleness_bound_steps", job.spec.pipeline.staleness)
         for name in {reward.name for task in job.spec.task.tasks for reward in task.rewards}:
             self._metrics.begin("reward_duration_seconds", name)
-        self._tasks = [task.name for task in job.spec.task.mixture]
+        self._tasks = [task.name for task in job.spec.task.tasks if task.name]
 
     def step_recorded(self, step: StepSummary) -> None:
         """Count a step."""
