@@ -7,6 +7,7 @@ means of every step.
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ from streamrl_workers.scheduler.journal.store import open_for_reading
 from streamrl_workers.tasks.values import PlayTurn, ScoreSample
 from support.held_runs import Hold
 from support.jobs import simulated_job
-from support.runs import LocalRun
+from support.runs import LocalRun, wait_for
 from support.task_pools import running_pool
 from support.turn_runs import lines
 
 WORKERS = ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1")
 STEPS, KILLS, HELD_AT = 40, 5, 25
+PATIENCE_S = 1200.0
+"""For a step, a process or the end on a busy machine."""
 WEIGHTS = {"held": 3, "half": 2, "game": 1}
 EARNED = {"half": 0.5, "game": 0.75}
 TURNS = {"held": 1, "half": 1, "game": 3}
@@ -114,7 +117,7 @@ async def test_what_is_wrong_with_a_task_is_told_of_that_task(
     assert caught.value.field == field
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_killed_at_random_the_shares_are_exact_and_each_task_has_its_own_reward(tmp_path: Path) -> None:
     run_and_kill(tmp_path, seed=5, kills=KILLS)
 
@@ -139,20 +142,32 @@ def run_and_kill(tmp_path: Path, *, seed: int, kills: int) -> None:
     job["spec"]["trainer"]["engine"]["simulated"] = {"secondsPerStep": 0.1}
     run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
     for moment in sorted(rng.choices(range(HELD_AT), k=kills)):
-        run.wait_steps(moment)
+        until(run, lambda at=moment: run.steps() >= at, f"step {moment}")  # type: ignore[misc]
         victim = rng.choice([*WORKERS, "all"])
         if victim == "all":
             run.kill_all(WORKERS)
             run.assert_exact()
             run.resume()
         else:
-            run.kill_one(victim)
+            until(run, lambda name=victim: run.kill(name), f"{victim} to kill")  # type: ignore[misc]
     hold.let_go()
-    assert run.wait_end() == 0, run.logs()
+    assert run.process.wait(PATIENCE_S) == 0, run.logs()
     assert run.steps() == STEPS
     run.assert_exact()
     assert_exact_shares(run)
     assert_each_has_its_own(run)
+
+
+def until(run: LocalRun, condition: Callable[[], Any], what: str) -> None:
+    """Wait; the run must not end before."""
+
+    def look() -> Any:
+        ended = run.process.poll() is not None
+        value = condition()
+        assert value or not ended, f"the run ended before {what}; {run.logs()}"
+        return value
+
+    wait_for(look, what=f"{what}; {run.logs()}", deadline_s=PATIENCE_S)
 
 
 def assert_exact_shares(run: LocalRun) -> None:

@@ -169,6 +169,16 @@ class RLJobSpec(SpecModel):
                 and spec.algorithm.trajectory_balance.replay is not None
             ),
         ),
+        FieldRule(
+            "algorithm.dapo.overlong must be absent where a task of task.mixture has maxTokens: it counts from sampling.maxTokens",
+            "!has(self.algorithm.dapo) || !has(self.algorithm.dapo.overlong) || !has(self.task.mixture) || "
+            "self.task.mixture.all(t, !has(t.maxTokens))",
+            lambda spec: (
+                spec.algorithm.dapo is not None
+                and spec.algorithm.dapo.overlong is not None
+                and ", ".join(one.name for one in spec.task.mixture or () if one.max_tokens is not None)
+            ),
+        ),
         _logical_rule(
             "needs engine simulated, or hf with slots 1: in a batch the last digits of a log-prob follow from the neighbours",
             "self.generators.all(g, has(g.engine.simulated) || (has(g.engine.hf) && g.engine.hf.slots == 1))",
