@@ -38,10 +38,9 @@ from streamrl_workers.scheduler.server.connections import PeerLink
 from streamrl_workers.scheduler.server.peer_messages import Door
 from streamrl_workers.scheduler.settings import SchedulerEnvironment
 from streamrl_workers.stream.auth import call_metadata
-from streamrl_workers.stream.channel import connect
+from streamrl_workers.stream.channel import SCHEDULER, Client, client, connect
 from streamrl_workers.stream.messages import MESSAGE_BYTES, Joiner, write
 from streamrl_workers.stream.packing import batches, pack_float32, pack_int32
-from streamrl_workers.stream.services import SCHEDULER, Client, client
 from streamrl_workers.tasks.values import Prompt, Result
 
 MAX_TOKENS, MEDIAN_TOKENS, SIGMA = 32_768, 6_000.0, 1.0

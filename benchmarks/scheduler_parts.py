@@ -23,11 +23,10 @@ from streamrl_workers.scheduler.server import service
 from streamrl_workers.scheduler.server.connections import Context, Events, PeerLink
 from streamrl_workers.scheduler.settings import SchedulerEnvironment
 from streamrl_workers.stream.auth import call_metadata
-from streamrl_workers.stream.channel import bind, connect, make_server
+from streamrl_workers.stream.channel import SCHEDULER, Client, bind, client, connect, make_server, serve
 from streamrl_workers.stream.messages import Joiner, frames, write
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.stream.run_folder import write_endpoint
-from streamrl_workers.stream.services import SCHEDULER, Client, client, serve
 from streamrl_workers.tasks.values import NeedPrompts, Prompt, Request, Result, Score, ScoreSample
 
 TOKENS = 64

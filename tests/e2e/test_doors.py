@@ -40,7 +40,7 @@ def both(release: Release) -> Iterator[Stage]:
 GET_MODEL = """
 import json, sys, grpc
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.services import SCHEDULER, client
+from streamrl_workers.stream.channel import SCHEDULER, client
 
 def ask(case):
     options = (("grpc.ssl_target_name_override", case["host"]), ("grpc.enable_retries", 0))

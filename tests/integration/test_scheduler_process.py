@@ -16,9 +16,8 @@ import pytest
 from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import await_admission, call_metadata
-from streamrl_workers.stream.channel import connect
+from streamrl_workers.stream.channel import SCHEDULER, client, connect
 from streamrl_workers.stream.messages import Joiner, write
-from streamrl_workers.stream.services import SCHEDULER, client
 from support.jobs import simulated_job, write_prompts
 from support.runs import DEADLINE_S, wait_for
 from support.worker_processes import Workers

@@ -17,9 +17,8 @@ from streamrl import keys
 from streamrl.errors import EXIT_USER_ERROR
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import WEIGHTS_PATH, await_admission, call_metadata
-from streamrl_workers.stream.channel import ConnectTimeoutError, connect
+from streamrl_workers.stream.channel import SCHEDULER, ConnectTimeoutError, client, connect
 from streamrl_workers.stream.messages import write
-from streamrl_workers.stream.services import SCHEDULER, client
 from streamrl_workers.stream.tls import Tls
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import content_path, versions_path

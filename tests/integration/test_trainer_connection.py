@@ -10,10 +10,9 @@ import pytest
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.bubbles import Recorder
-from streamrl_workers.stream.channel import MAX_BREAKS, Backoff, bind, make_server
+from streamrl_workers.stream.channel import MAX_BREAKS, SCHEDULER, Backoff, bind, make_server, serve
 from streamrl_workers.stream.messages import frames
 from streamrl_workers.stream.scheduler_link import SchedulerAddress
-from streamrl_workers.stream.services import SCHEDULER, serve
 from streamrl_workers.trainer.engines.engine import RetryError
 from streamrl_workers.trainer.scheduler_connection import SchedulerConnection
 from streamrl_workers.trainer.session import Session, StoppedError

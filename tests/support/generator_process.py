@@ -14,10 +14,9 @@ import grpc.aio
 
 from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.channel import bind, make_server
+from streamrl_workers.stream.channel import SCHEDULER, bind, make_server, serve
 from streamrl_workers.stream.messages import Joiner, frames
 from streamrl_workers.stream.packing import unpack_int32
-from streamrl_workers.stream.services import SCHEDULER, serve
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.http_server import HttpWeightServer
 from streamrl_workers.weights.store import WeightStore

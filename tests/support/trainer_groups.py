@@ -17,6 +17,7 @@ def trainer_spec(
     correction: dict[str, Any] | None = None,
     temperature: float = 1.0,
     engine: dict[str, Any] | None = None,
+    weights: dict[str, Any] | None = None,
     **trainer: Any,
 ) -> RLJobSpec:
     """A small job; `algorithm` are the constants of `rule`, `engine` is the generator's, `trainer` is in the words of the job file."""
@@ -37,6 +38,7 @@ def trainer_spec(
                 "pipeline": {"batchGroups": 4, "steps": steps},
                 "generators": [{"name": "sim", "engine": engine or {"hf": {}}}],
                 "trainer": {"learningRate": 1e-3, **trainer},
+                **({"weights": {"http": weights}} if weights else {}),
             },
         }
     ).spec

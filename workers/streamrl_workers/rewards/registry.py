@@ -8,25 +8,17 @@ from pathlib import Path
 
 from streamrl.errors import shorten
 from streamrl.spec.rewards import Reward
-from streamrl_workers.rewards import (
-    endpoint,
-    environment,
-    equal_mathematics,
-    exact_match,
-    python_function,
-    regex,
-    verifier,
-)
+from streamrl_workers.rewards import asked, endpoint, texts
 from streamrl_workers.rewards.base import Item, RewardContext, Scorer, Verify
 from streamrl_workers.rewards.endpoint import HttpEndpoint
 
 SCORERS: dict[str, Callable[..., Scorer]] = {
-    "verifier": verifier.create,
-    "exactMatch": exact_match.create,
-    "regex": regex.create,
-    "mathVerify": equal_mathematics.create,
-    "python": python_function.create,
-    "environment": environment.create,
+    "verifier": asked.verifier,
+    "exactMatch": texts.exact_match,
+    "regex": texts.regex,
+    "mathVerify": texts.math_verify,
+    "python": asked.python,
+    "environment": asked.environment,
 }
 ENDPOINTS: dict[str, Callable[..., HttpEndpoint]] = {"http": endpoint.create}
 REWARDS = frozenset({*SCORERS, *ENDPOINTS})

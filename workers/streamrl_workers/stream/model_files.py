@@ -19,9 +19,16 @@ from streamrl.errors import UserError
 from streamrl.keys import DIR_MODEL_FILES
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import call_metadata
-from streamrl_workers.stream.channel import Backoff, ConnectTimeoutError, SchedulerLostError, connect, refusal_of
+from streamrl_workers.stream.channel import (
+    SCHEDULER,
+    Backoff,
+    ConnectTimeoutError,
+    SchedulerLostError,
+    client,
+    connect,
+    refusal_of,
+)
 from streamrl_workers.stream.scheduler_link import SchedulerAddress
-from streamrl_workers.stream.services import SCHEDULER, client
 
 WEIGHTS = (
     *("*.safetensors", "*.bin", "*.pt", "*.pth", "*.ckpt", "*.index.json", "*.gguf", "*.onnx", "*.h5", "*.msgpack"),

@@ -25,13 +25,14 @@ from streamrl_workers.stream.auth import await_admission, call_metadata
 from streamrl_workers.stream.channel import (
     LASTING_S,
     MAX_BREAKS,
+    SCHEDULER,
     Backoff,
     ConnectTimeoutError,
     Dialler,
     SchedulerLostError,
+    client,
     refusal_of,
 )
-from streamrl_workers.stream.services import SCHEDULER, client
 from streamrl_workers.stream.tls import Tls
 
 _T = TypeVar("_T")

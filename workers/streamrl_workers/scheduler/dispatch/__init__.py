@@ -1,7 +1,8 @@
 """Dispatch: in which order what waits is taken, and by which generators.
 
-    order.py       what a policy sees and answers     makespan.py   how long a batch takes
-    speeds.py      how fast each pool is              model.py      what an order is worth
+    policies.py       fifo, longestFirst, skewAware, auto     order.py      what a policy sees and answers
+    length_pools.py   Algorithm 2                             makespan.py   how long a batch takes
+    speeds.py         how fast each pool is                   model.py      what an order is worth
 
 Beside this folder: `dispatcher.py` (when an order is made, and from what) and `rebalancing.py` (running samples that go on elsewhere, an option).
 `docs/dispatch.md` tells when which policy pays.
@@ -12,11 +13,8 @@ from typing import Any
 
 from streamrl.spec.base import SpecModel
 from streamrl.spec.scheduling import Dispatch
-from streamrl_workers.scheduler.dispatch.auto import AutoPolicy
-from streamrl_workers.scheduler.dispatch.fifo import FifoPolicy
-from streamrl_workers.scheduler.dispatch.longest_first import LongestFirstPolicy
 from streamrl_workers.scheduler.dispatch.order import Candidate, Key, Order, Policy
-from streamrl_workers.scheduler.dispatch.skew_aware import SkewAwarePolicy
+from streamrl_workers.scheduler.dispatch.policies import AutoPolicy, FifoPolicy, LongestFirstPolicy, SkewAwarePolicy
 
 POLICIES: dict[str, Callable[[Any], Policy]] = {
     "fifo": FifoPolicy,

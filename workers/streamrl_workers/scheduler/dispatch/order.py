@@ -41,6 +41,11 @@ def as_planned(candidate: Candidate) -> Key:
     return (candidate.group_id,)
 
 
+def longest_in_batch(candidate: Candidate) -> Key:
+    """Longest predicted first, batch by batch: else short prompts would wait behind newly planned long ones for ever."""
+    return (candidate.batch, -candidate.predicted_tokens, candidate.group_id)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """What holds until the next order."""
@@ -99,6 +104,7 @@ class Policy(Protocol):
 
 
 IN_ORDER = Order(key=as_planned, why="in the order of planning")
+LONGEST_FIRST = Order(key=longest_in_batch, why="longest predicted first")
 
 
 def in_order(why: str) -> Order:

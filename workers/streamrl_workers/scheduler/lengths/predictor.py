@@ -24,9 +24,9 @@ Everything is bounded: the windows, the predictions kept for groups that live, t
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Literal, TypeVar
 
-from streamrl_workers.scheduler.lengths.history import LengthHistory, prompt_key
 from streamrl_workers.scheduler.lengths.quantiles import UNKNOWN_PLACE, SlidingQuantiles
 from streamrl_workers.scheduler.lengths.trust import Quality, Trust
 
@@ -46,6 +46,48 @@ UNMEASURED_CORRELATION = 0.5
 """Of predictions that are trusted and whose correlation nobody tells: about the least that passes."""
 MAX_GROUPS = 65_536
 """Predictions kept for groups that live, and scores of a ranker; far above what admission lets live and what is looked ahead to."""
+WEIGHT = 0.5
+"""Weight of the newest group in the moving mean: the policy changes, old lengths mislead."""
+MAX_PROMPTS = 65_536
+"""About 10 MiB; an endless data set must not fill the memory."""
+
+
+def prompt_key(text: str) -> int:
+    """Stable 63-bit key of a prompt, never 0."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1 or 1
+
+
+class LengthHistory:
+    """Past lengths by prompt: moving means of completion tokens.
+
+    A prompt is known by a stable hash of its text: a data set that comes round again, a restart and two equal prompts find
+    the same past. The prompts not seen for the longest time are forgotten.
+    """
+
+    def __init__(self, means: Mapping[int, float] | None = None, *, max_prompts: int = MAX_PROMPTS) -> None:
+        self._max_prompts = max_prompts
+        self._means: OrderedDict[int, float] = OrderedDict()
+        for key, mean in (means or {}).items():
+            self._put(key, mean)
+
+    def learn(self, key: int, *, mean_tokens: float) -> None:
+        """One more group of this prompt was `mean_tokens` long on average."""
+        known = self._means.get(key)
+        self._put(key, mean_tokens if known is None else known + WEIGHT * (mean_tokens - known))
+
+    def known(self, key: int) -> float | None:
+        """Expected completion tokens of this prompt; None of one never seen."""
+        return self._means.get(key)
+
+    def means(self) -> dict[int, float]:
+        """Prompt key -> mean completion tokens, least recently seen first."""
+        return dict(self._means)
+
+    def _put(self, key: int, mean: float) -> None:
+        self._means.pop(key, None)
+        self._means[key] = mean
+        if len(self._means) > self._max_prompts:
+            self._means.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

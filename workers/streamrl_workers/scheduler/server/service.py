@@ -51,10 +51,9 @@ from streamrl_workers.scheduler.server.rates import LEASES, Beat, BeatWindow
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from streamrl_workers.scheduler.settings import SchedulerEnvironment
 from streamrl_workers.stream.auth import Context
-from streamrl_workers.stream.channel import bind, make_server
+from streamrl_workers.stream.channel import SCHEDULER, bind, make_server
 from streamrl_workers.stream.model_files import ModelFilesError, model_files, pieces
 from streamrl_workers.stream.run_folder import write_endpoint
-from streamrl_workers.stream.services import SCHEDULER
 from streamrl_workers.tasks.agent_hosts import AgentHosts
 
 _STOP_GRACE_S = 0.5

@@ -1,7 +1,18 @@
 """What the scheduler tells people and machines: step and evaluation lines, the signals' pages.
 
 Owns `metrics/steps.jsonl`, `metrics/evaluations.jsonl` and `/status`; what Prometheus is told has a file of its own (`metrics_endpoint.py`).
-Decides nothing and computes only rates and means.
+Decides nothing and computes only rates and means. Two parts of `/status`, whose key set is stable, zeros and nulls included:
+
+    lengths.trusted          whether dispatch may use predictions
+    lengths.predictions      source -> groups that began with its prediction, since the start
+    lengths.signals          signal -> trusted, pairs (of the window), recall of the longest 20 % and its lower 95 % limit (shares of 1),
+                             rank_correlation (-1 to 1)
+    lengths.ranker           of the ranker's process (state `none`: it has none): deaths, prompts waiting, scored and dropped, pairs remembered,
+                             rounds of tuning, cpu_s used
+    dispatch.why             the order in force, and its reason, for people
+    dispatch.longest_first   whether the longest predicted of a batch go first
+    dispatch.long_generators those of the long pool; empty: there is one pool
+    dispatch.pools           pool -> known (or guessed) and step_s: batch -> seconds of a decoding step; empty for a guess
 """
 
 import json
@@ -15,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from streamrl.keys import DIR_METRICS
+from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJob
 from streamrl_workers.metrics import logprob_diff
@@ -28,12 +40,15 @@ from streamrl_workers.scheduler.components import (
     TaskSummary,
 )
 from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.dispatch.order import Order, longest_in_batch
+from streamrl_workers.scheduler.dispatch.speeds import Guess
+from streamrl_workers.scheduler.lengths import JUDGED, SOURCES, Lengths
+from streamrl_workers.scheduler.lengths.trust import Quality
 from streamrl_workers.scheduler.records import Evaluated
 from streamrl_workers.scheduler.server import cost
 from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, TrainerEntry
 from streamrl_workers.scheduler.server.curves import curves
 from streamrl_workers.scheduler.server.metrics_endpoint import SchedulerMetrics
-from streamrl_workers.scheduler.server.prediction_status import dispatch_status, length_status
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
 from streamrl_workers.scheduler.server.rates import BeatWindow, StepClock, mean_shares, tokens_per_s
 from streamrl_workers.scheduler.server.tracker_clients import TrackerClients
@@ -401,3 +416,37 @@ def _pool(pool: PoolView, *, windows: Sequence[BeatWindow]) -> dict[str, Any]:
         "idle": dict(pool.idle),
         "parts": mean_shares(windows),
     }
+
+
+# ---- what is predicted, and how is dispatched
+
+
+def length_status(lengths: Lengths, ranker: RankerStatus) -> dict[str, Any]:
+    """The part `lengths`."""
+    return {
+        "trusted": lengths.trusted,
+        "predictions": {source: lengths.predictions.get(source, 0) for source in SOURCES},
+        "signals": {signal: _signal(signal, lengths) for signal in JUDGED},
+        "ranker": asdict(ranker),
+    }
+
+
+def dispatch_status(order: Order, speeds: Mapping[str, LatencyCurve]) -> dict[str, Any]:
+    """The part `dispatch`."""
+    return {
+        "why": order.why,
+        "longest_first": order.key is longest_in_batch,
+        "long_generators": sorted(order.long_generators),
+        "pools": {pool: _curve(curve) for pool, curve in speeds.items()},
+    }
+
+
+def _signal(signal: str, lengths: Lengths) -> dict[str, Any]:
+    return {"trusted": signal in lengths.trusted_signals, **asdict(lengths.quality.get(signal, Quality()))}
+
+
+def _curve(curve: LatencyCurve) -> dict[str, Any]:
+    if isinstance(curve, Guess):
+        return {"speed": "guessed", "step_s": {}}
+    step_s = {str(batch): seconds for batch, seconds in zip(curve.batches, curve.seconds, strict=True)}
+    return {"speed": "known", "step_s": step_s}

@@ -1,6 +1,6 @@
 """The algorithms by name, as in `algorithm` of an RLJob.
 
-An algorithm is one file. It is imported when a job asks for it: the simulated trainer never loads torch.
+An algorithm is a class, most in a file of their own. It is imported when a job asks for it: the simulated trainer never loads torch.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ALGORITHMS: dict[str, str] = {
     "grpo": "grpo.Grpo",
-    "drGrpo": "dr_grpo.DrGrpo",
+    "drGrpo": "grpo.DrGrpo",
     "dapo": "dapo.Dapo",
     "rloo": "rloo.Rloo",
     "reinforcePP": "reinforce_pp.ReinforcePlusPlus",

@@ -49,6 +49,19 @@ class Grpo(GroupSurrogate):
         self.normalize_std = setup.spec.normalize_std
 
 
+class DrGrpo(GroupSurrogate):
+    """GRPO done right (arXiv 2503.20783, section 3.2): without the length and difficulty biases.
+
+        A_i = R_i - mean(R)                                    no division by the group's deviation
+        loss = (1 / (samples x maxTokens)) sum_i sum_t L_it    no division by a sequence's length
+
+    The constant is that of the paper's code (`masked_sum` over the generation budget): groupSize x batchGroups x `maxTokens`
+    of the sampling, whatever lengths came out. L is GRPO's.
+    """
+
+    aggregation = "FixedLength"
+
+
 def group_relative(rewards: Sequence[float | None], *, normalize_std: bool) -> list[float | None]:
     """Rewards relative to their group's mean, in its standard deviations if asked for; None where there is no reward."""
     known = [reward for reward in rewards if reward is not None]

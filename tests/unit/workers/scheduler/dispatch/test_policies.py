@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from streamrl.latency import LatencyCurve
 from streamrl.spec.scheduling import Dispatch, SkewAware
 from streamrl_workers.scheduler.dispatch import POLICIES, model, policy
-from streamrl_workers.scheduler.dispatch.longest_first import LONGEST_FIRST
+from streamrl_workers.scheduler.dispatch.length_pools import algorithm_2, percentile, pool_seconds
 from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first, list_seconds
 from streamrl_workers.scheduler.dispatch.model import MakespanModel
-from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Candidate, Order, PlannedBatch, in_order
-from streamrl_workers.scheduler.dispatch.skew_aware import algorithm_2, percentile, pool_seconds
+from streamrl_workers.scheduler.dispatch.order import IN_ORDER, LONGEST_FIRST, Candidate, Order, PlannedBatch, in_order
 from streamrl_workers.scheduler.groups.sample import sample_seed
 from streamrl_workers.scheduler.lengths import LengthHistory, prompt_key
 

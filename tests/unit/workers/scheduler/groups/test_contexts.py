@@ -4,8 +4,7 @@ import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import records as rec
-from streamrl_workers.scheduler.lengths import Lengths
-from streamrl_workers.scheduler.lengths.history import LengthHistory
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
 from streamrl_workers.stream.packing import pack_float32, pack_int32, unpack_int32
 from support.core_world import World
 from support.played_turns import finish_others, play, the_request, trajectory, world

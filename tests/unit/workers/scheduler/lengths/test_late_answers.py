@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from streamrl_workers.scheduler.dispatch.longest_first import LONGEST_FIRST
+from streamrl_workers.scheduler.dispatch.order import LONGEST_FIRST
 from streamrl_workers.scheduler.groups.sample import Sample
 from streamrl_workers.scheduler.groups.staleness import Window
 from streamrl_workers.scheduler.groups.table import Group, GroupTable

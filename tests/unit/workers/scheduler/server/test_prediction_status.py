@@ -6,15 +6,13 @@ from random import Random
 import pytest
 
 from streamrl.latency import LatencyCurve
-from streamrl_workers.scheduler.dispatch.longest_first import longest_in_batch
-from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Order
+from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Order, longest_in_batch
 from streamrl_workers.scheduler.dispatch.speeds import Curves, fitted
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_key
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.metrics_endpoint import SchedulerMetrics
-from streamrl_workers.scheduler.server.prediction_status import dispatch_status, length_status
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
-from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
+from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint, dispatch_status, length_status
 from support.core_world import STEEP, World, settings
 from support.jobs import parsed_job
 from support.metric_pages import series

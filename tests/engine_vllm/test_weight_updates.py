@@ -1,4 +1,4 @@
-"""The engine `vllm` follows a trainer of adapters over gRPC: bytes of a version, log-probs, a late joiner, a restart."""
+"""The engine `vllm` follows a trainer of adapters, or one that sends deltas: bytes of a version, log-probs, a late joiner, a restart."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,21 +10,24 @@ import torch
 from streamrl.spec import RLJobSpec
 from streamrl_workers.generator.engines import engine_kind
 from streamrl_workers.generator.engines.base import Engine, EngineOptions
-from support.adapter_updates import check_updates, model_folder
 from support.trainer_groups import trainer_spec
+from support.weight_updates import check_updates, model_folder
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # vLLM leaves sockets open at its end
 
-LORA: dict[str, dict[str, Any]] = {
-    "qwen2": {"rank": 4},  # tied
-    "qwen3": {"rank": 2, "alpha": 3, "targetModules": ["q_proj", "up_proj"]},  # parts of vLLM's fused layers
-    "llama": {"rank": 4, "targetModules": ["o_proj", "lm_head"]},
+FUSED = ["q_proj", "up_proj"]
+"""Parts of vLLM's fused layers."""
+SENT: dict[str, dict[str, Any]] = {
+    "qwen2": {"lora": {"rank": 4}, "learningRate": 1e-2},  # tied
+    "qwen3": {"lora": {"rank": 2, "alpha": 3, "targetModules": FUSED}, "learningRate": 1e-2},
+    "llama": {"lora": {"rank": 4, "targetModules": ["o_proj", "lm_head"]}, "learningRate": 1e-2},
+    "qwen3-deltas": {"weights": {"deltas": True}},
 }
 
 
-@pytest.fixture(scope="module", params=list(LORA))
+@pytest.fixture(scope="module", params=list(SENT))
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -33,12 +36,12 @@ def kind(request: pytest.FixtureRequest) -> str:
 def spec(kind: str) -> RLJobSpec:
     torch.set_num_threads(1)
     engine = {"vllm": {"maxConcurrency": 8, "kvCacheBytes": "64Mi"}}
-    return trainer_spec(lora=LORA[kind], learningRate=1e-2, engine=engine)
+    return trainer_spec(engine=engine, **SENT[kind])
 
 
 @pytest.fixture(scope="module")
 def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(kind, tmp_path_factory.mktemp(kind))
+    return model_folder(kind.removesuffix("-deltas"), tmp_path_factory.mktemp(kind))
 
 
 @pytest.fixture(scope="module")
@@ -49,5 +52,7 @@ def engine(spec: RLJobSpec, folder: Path) -> Iterator[Engine]:
     made.close()
 
 
-async def test_adapters_alone_update_the_engine(engine: Engine, spec: RLJobSpec, folder: Path, tmp_path: Path) -> None:
+async def test_adapters_or_deltas_alone_update_the_engine(
+    engine: Engine, spec: RLJobSpec, folder: Path, tmp_path: Path
+) -> None:
     await check_updates(engine, spec, folder=folder, checkpoints=tmp_path)

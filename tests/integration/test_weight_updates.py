@@ -1,4 +1,4 @@
-"""The engine `hf` follows a trainer of adapters over gRPC: bytes of a version, log-probs, a late joiner, a restart, refusals."""
+"""The engine `hf` follows a trainer of adapters, or one that sends deltas: bytes of a version, log-probs, a late joiner, a restart, refusals."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from streamrl_workers.generator.engines import create_hf
 from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.models.published import LORA_B
 from streamrl_workers.weights.pull import Route, WeightsError
-from support.adapter_updates import AdapterTrainer, Follower, check_updates, model_folder
 from support.trainer_groups import trainer_spec
+from support.weight_updates import Follower, PublishingTrainer, check_updates, model_folder
 
 ALL_LINEAR: dict[str, Any] = {"rank": 4}
 HEAD_TOO: dict[str, Any] = {"rank": 2, "alpha": 3, "targetModules": ["q_proj", "down_proj", "lm_head"]}
@@ -22,10 +22,18 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(("kind", "lora"), [("qwen2", ALL_LINEAR), ("llama", HEAD_TOO)], ids=["tied", "head"])
-async def test_adapters_alone_update_the_engine(kind: str, lora: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("qwen2", {"lora": ALL_LINEAR, "learningRate": 1e-2}),
+        ("llama", {"lora": HEAD_TOO, "learningRate": 1e-2}),
+        ("qwen2", {"weights": {"deltas": True}}),
+    ],
+    ids=["tied", "head", "deltas"],
+)
+async def test_adapters_or_deltas_alone_update_the_engine(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     folder = model_folder(kind, tmp_path / "model")
-    spec = trainer_spec(lora=lora, learningRate=1e-2, engine={"hf": {"slots": 8}})
+    spec = trainer_spec(engine={"hf": {"slots": 8}}, **options)
     engine = create_hf(EngineOptions(spec=spec.generators[0].engine.value, model_path=str(folder), threads=1))
     await check_updates(engine, spec, folder=folder, checkpoints=tmp_path)
 
@@ -34,7 +42,7 @@ async def test_a_version_that_cannot_be_merged_leaves_the_old_one(tmp_path: Path
     folder = model_folder("qwen2", tmp_path / "model")
     spec = trainer_spec(lora=ALL_LINEAR, engine={"hf": {"slots": 8}})
     engine = create_hf(EngineOptions(spec=spec.generators[0].engine.value, model_path=str(folder), threads=1))
-    trainer = AdapterTrainer(spec, folder=folder, checkpoints=tmp_path)
+    trainer = PublishingTrainer(spec, folder=folder, checkpoints=tmp_path)
     follower = Follower(engine, spec, folder=folder)
     async with trainer.serving():
         before = await follower.follow(trainer.publish(0))

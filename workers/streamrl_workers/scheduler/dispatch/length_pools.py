@@ -20,10 +20,8 @@ from math import ceil
 from statistics import fmean
 
 from streamrl.latency import LatencyCurve, rounds_seconds
-from streamrl.spec.scheduling import SkewAware
-from streamrl_workers.scheduler.dispatch.longest_first import LONGEST_FIRST, longest_in_batch, unmodelled
 from streamrl_workers.scheduler.dispatch.model import MakespanModel
-from streamrl_workers.scheduler.dispatch.order import Candidate, Order, PlannedBatch
+from streamrl_workers.scheduler.dispatch.order import Candidate, Order, PlannedBatch, longest_in_batch
 
 LONG_PERCENTILE = 90
 SHORT_PERCENTILE = 50
@@ -31,23 +29,6 @@ LONG_PERCENTS = (1, 5, 10, 20, 50)
 """Few, since the scheduler answers nobody meanwhile."""
 _ROUNDING = 1e-9
 """Shares that add up to a whole sample must not become one more by rounding."""
-
-
-class SkewAwarePolicy:
-    """Two length pools, made anew for each batch."""
-
-    def __init__(self, options: SkewAware) -> None:
-        self._options = options
-
-    def order(self, batch: PlannedBatch) -> Order:
-        """Pools by the algorithm or by search; longest first alone where there are not two of everything."""
-        if (order := unmodelled(batch)) is not None:
-            return order
-        if not splits(batch):
-            return LONGEST_FIRST
-        if self._options.split == "Searched":
-            return best_pools(batch, MakespanModel(batch))
-        return pools(batch, long_percent=self._options.long_percent, why="Algorithm 2")
 
 
 def splits(batch: PlannedBatch) -> bool:
