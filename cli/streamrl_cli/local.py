@@ -16,10 +16,10 @@ from streamrl.errors import UserError
 from streamrl.files import read_json
 from streamrl.spec import RLJob
 from streamrl.spec.base import SpecModel, is_url
-from streamrl.spec.datasets import HuggingFaceDataset, ReasoningGymDataset
 from streamrl.spec.parse import suggest
-from streamrl.spec.rewards import Reward
 from streamrl.spec.task import SingleTask
+from streamrl.spec.tasks.datasets import HuggingFaceDataset, ReasoningGymDataset
+from streamrl.spec.tasks.rewards import Reward
 from streamrl_cli.user_function import check_function, functions_of
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS

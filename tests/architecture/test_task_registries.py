@@ -1,7 +1,7 @@
 """A data set or reward that the contract names exists, and the other way round."""
 
-from streamrl.spec.datasets import Dataset
-from streamrl.spec.rewards import Reward
+from streamrl.spec.tasks.datasets import Dataset
+from streamrl.spec.tasks.rewards import Reward
 from streamrl_workers.rewards.registry import REWARDS
 from streamrl_workers.tasks.dataset import DATASETS
 

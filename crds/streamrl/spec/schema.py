@@ -13,9 +13,9 @@ from pydantic import BaseModel
 
 from streamrl.spec.base import BYTES_PATTERN, COST_PATTERN, ENDPOINT_PATTERN, NAME_PATTERN, REFUSED_KEY
 from streamrl.spec.pod import LABEL_PATTERN
-from streamrl.spec.rewards import VARIABLE_PATTERN
 from streamrl.spec.rljob import RLJob
 from streamrl.spec.task import CIDR_PATTERN
+from streamrl.spec.tasks.rewards import VARIABLE_PATTERN
 from streamrl.spec.trackers import PROJECT_PATTERN, SERVER_PATTERN
 from streamrl.spec.volumes import OBJECT_PATTERN, PATH_PATTERN, QUANTITY_PATTERN, SUB_PATH_PATTERN
 

@@ -19,10 +19,10 @@ from streamrl.spec.base import (
     map_by,
     repeated,
 )
-from streamrl.spec.datasets import Dataset
 from streamrl.spec.generators import Scaling
 from streamrl.spec.pod import GeneratorPod
-from streamrl.spec.rewards import Reward
+from streamrl.spec.tasks.datasets import Dataset
+from streamrl.spec.tasks.rewards import Reward
 from streamrl.spec.volumes import ObjectName
 
 WHOLE_PERCENT = 100

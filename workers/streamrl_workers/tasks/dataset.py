@@ -23,8 +23,8 @@ from typing import Any, Protocol
 from streamrl.errors import UserError
 from streamrl.mixture import Mixture
 from streamrl.spec.base import PythonFunction
-from streamrl.spec.datasets import JsonlDataset, ReasoningGymDataset
 from streamrl.spec.task import SingleTask, Task
+from streamrl.spec.tasks.datasets import JsonlDataset, ReasoningGymDataset
 from streamrl_workers.rewards.base import Item, load_function
 from streamrl_workers.tasks.chat import ChatTemplate, open_chat
 from streamrl_workers.tasks.values import Split

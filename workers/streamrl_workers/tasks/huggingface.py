@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError, shorten
-from streamrl.spec.datasets import HuggingFaceDataset
 from streamrl.spec.task import SingleTask
+from streamrl.spec.tasks.datasets import HuggingFaceDataset
 from streamrl_workers.tasks.dataset import Question, RowSource, hash_of, split_rows, text_of
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from streamrl.errors import UserError
-from streamrl.spec.rewards import Reward
+from streamrl.spec.tasks.rewards import Reward
 from streamrl_workers.process import framing
 from streamrl_workers.process.framing import ForeignBytesError
 from streamrl_workers.stream.messages import PROMPT_BYTES

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamrl.spec.rewards import Reward
+from streamrl.spec.tasks.rewards import Reward
 from streamrl_workers.process import framing
 from streamrl_workers.process.framing import ForeignBytesError
 from streamrl_workers.tasks import protocol
