@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import HfEngineSpec
 from streamrl.spec.model import ScratchModel
-from streamrl.spec.task import ReasoningGymDataset
+from streamrl.spec.tasks.datasets import ReasoningGymDataset
 from streamrl_cli.ranker import PromptLength
 from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.generator.engines.hf.engine import create

@@ -25,7 +25,7 @@ from streamrl_workers.models.load import load_model, load_tokenizer
 from streamrl_workers.models.prepare import prepare
 from streamrl_workers.rewards.registry import Part, make_parts
 from streamrl_workers.stream.packing import pack_float32, pack_int32
-from streamrl_workers.tasks.dataset import Item, TaskDataset, open_dataset
+from streamrl_workers.tasks.dataset import Item, MixedDataset, open_dataset
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models
@@ -124,7 +124,7 @@ class Curve:
     metrics: Mapping[str, float]  # means over the steps
 
 
-def run(spec: RLJobSpec, *, model: str, sampler: Sampler, dataset: TaskDataset, staleness: int, every: int) -> Curve:
+def run(spec: RLJobSpec, *, model: str, sampler: Sampler, dataset: MixedDataset, staleness: int, every: int) -> Curve:
     """Train with samples of the policy of `staleness` steps before."""
     torch.manual_seed(spec.seed)
     models = build_models(spec, model_path=model, device=torch.device("cpu"))
@@ -182,7 +182,7 @@ def main() -> None:
             sampler = Sampler(
                 model=load_model(model).eval(),
                 tokenizer=load_tokenizer(model),
-                parts=make_parts(spec.task.rewards, verify=dataset.verify, base_dir=EXAMPLE.parent),
+                parts=make_parts(spec.task.rewards, verify=dataset.only.verify, base_dir=EXAMPLE.parent),
                 max_tokens=spec.task.sampling.max_tokens,
             )
             curve = run(spec, model=model, sampler=sampler, dataset=dataset, staleness=bound, every=args.every)

@@ -51,11 +51,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def chat_of(checkpoint: Path) -> Chat | None:
-    """`task.chat` of the run that `checkpoint` is, or whose exported model it is; None for other directories."""
+    """`chat` of the run that `checkpoint` is, or whose exported model it is: of its first task. None for other directories."""
     model = checkpoint.resolve()
     run = model.parent if model.name == keys.DIR_EXPORT else model
     job_file = run / keys.FILE_JOB
-    return read_job(job_file, beneath=run).spec.task.chat if job_file.is_file() else None
+    return read_job(job_file, beneath=run).spec.task.tasks[0].chat if job_file.is_file() else None
 
 
 def in_chat(prompts: Sequence[str], *, chat: Chat | None, directory: Path) -> list[str]:

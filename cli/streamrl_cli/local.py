@@ -17,7 +17,9 @@ from streamrl.files import read_json
 from streamrl.spec import RLJob
 from streamrl.spec.base import SpecModel, is_url
 from streamrl.spec.parse import suggest
-from streamrl.spec.task import HuggingFaceDataset, ReasoningGymDataset, Reward
+from streamrl.spec.task import SingleTask
+from streamrl.spec.tasks.datasets import HuggingFaceDataset, ReasoningGymDataset
+from streamrl.spec.tasks.rewards import Reward
 from streamrl_cli.user_function import check_function, functions_of
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS
@@ -157,21 +159,23 @@ def _positions(job: RLJob, base_dir: Path) -> int | None:
 
 
 def _check_dataset(job: RLJob, base_dir: Path) -> Iterator[UserError]:
-    dataset = job.spec.task.dataset
-    if dataset.jsonl is not None and not is_url(dataset.jsonl.path):
-        given = dataset.jsonl.path
-        yield from check_data_file(base_dir / given, field="spec.task.dataset.jsonl.path", given=given)
-    if dataset.reasoning_gym is not None:
-        yield from _check_reasoning_gym(dataset.reasoning_gym)
-    if dataset.hugging_face is not None:
-        yield from _check_dataset_source(job, dataset.hugging_face, base_dir)
+    for task in job.spec.task.tasks:
+        dataset = task.dataset
+        if dataset.jsonl is not None and not is_url(dataset.jsonl.path):
+            given = dataset.jsonl.path
+            yield from check_data_file(base_dir / given, field=f"{task.field}.dataset.jsonl.path", given=given)
+        if dataset.reasoning_gym is not None:
+            yield from _check_reasoning_gym(dataset.reasoning_gym, field=f"{task.field}.dataset.reasoningGym")
+        if dataset.hugging_face is not None:
+            yield from _check_dataset_source(task, dataset.hugging_face, base_dir)
 
 
 def _check_reasoning_gym_name(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
     """As far as this machine can tell: without the package no name is known."""
-    dataset = job.spec.task.dataset.reasoning_gym
-    if dataset is not None and reasoning_gym_names() is not None:
-        yield from _check_reasoning_gym(dataset)
+    for task in job.spec.task.tasks:
+        if task.dataset.reasoning_gym is not None and reasoning_gym_names() is not None:
+            field = f"{task.field}.dataset.reasoningGym"
+            yield from _check_reasoning_gym(task.dataset.reasoning_gym, field=field)
 
 
 def check_data_file(path: Path, *, field: str, given: str) -> Iterator[UserError]:
@@ -182,8 +186,7 @@ def check_data_file(path: Path, *, field: str, given: str) -> Iterator[UserError
         yield UserError(field=field, rule="must hold at least one line", got=given)
 
 
-def _check_reasoning_gym(dataset: ReasoningGymDataset) -> Iterator[UserError]:
-    field = "spec.task.dataset.reasoningGym"
+def _check_reasoning_gym(dataset: ReasoningGymDataset, *, field: str) -> Iterator[UserError]:
     known = reasoning_gym_names()
     yield from _missing("reasoning_gym", field=field, package="reasoning-gym")
     if known is not None and dataset.name not in known:
@@ -214,14 +217,15 @@ def _check_functions(job: RLJob, base_dir: Path) -> Iterator[UserError]:
 
 
 def _check_patterns(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
-    for index, reward in enumerate(job.spec.task.rewards):
+    for field, _, reward in _rewards(job):
         name = "pattern" if reward.regex else "answerPattern"
         pattern = getattr(reward.value, "pattern", None) or getattr(reward.value, "answer_pattern", None)
         try:
             re.compile(pattern or "")
         except (re.error, OverflowError, RecursionError) as error:
-            field = f"spec.task.rewards[{index}].{reward.key}.{name}"
-            yield UserError(field=field, rule=f"must be a regular expression of Python ({error})", got=pattern)
+            yield UserError(
+                field=f"{field}.{name}", rule=f"must be a regular expression of Python ({error})", got=pattern
+            )
 
 
 def _check_processes(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
@@ -243,14 +247,21 @@ def _check_agents(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
 
 
 def _check_rewards(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
-    for number, reward in enumerate(job.spec.task.rewards):
-        yield from _check_reward(job, reward, field=f"spec.task.rewards[{number}].{reward.key}")
+    for field, task, reward in _rewards(job):
+        yield from _check_reward(task, reward, field=field)
 
 
-def _check_dataset_source(job: RLJob, dataset: HuggingFaceDataset, base_dir: Path) -> Iterator[UserError]:
-    field = "spec.task.dataset.huggingFace"
+def _rewards(job: RLJob) -> Iterator[tuple[str, SingleTask, Reward]]:
+    """Field, task and reward, of all tasks."""
+    for task in job.spec.task.tasks:
+        for number, reward in enumerate(task.rewards):
+            yield f"{task.field}.rewards[{number}].{reward.key}", task, reward
+
+
+def _check_dataset_source(task: SingleTask, dataset: HuggingFaceDataset, base_dir: Path) -> Iterator[UserError]:
+    field = f"{task.field}.dataset.huggingFace"
     yield from _missing("datasets", field=field)
-    if job.spec.task.evaluation.split == dataset.split:
+    if task.held_out_split == dataset.split:
         yield UserError(
             field="spec.task.evaluation.split",
             rule="must differ from the split that is trained",
@@ -271,16 +282,18 @@ def _check_dataset_source(job: RLJob, dataset: HuggingFaceDataset, base_dir: Pat
 
 
 def _check_chat(job: RLJob, base_dir: Path) -> Iterator[UserError]:
-    chat, model = job.spec.task.chat, job.spec.model
-    if chat is None:
+    model, chats = job.spec.model, {f"{task.field}.chat": task.chat for task in job.spec.task.tasks if task.chat}
+    if not chats:
         return
-    for name in sorted(set(RESERVED_ARGUMENTS) & set(chat.template_arguments)):
-        yield UserError(field=f"spec.task.chat.templateArguments.{name}", rule="is set by the run", fix="remove it")
+    field = next(iter(chats))  # of a mixture all have one
+    for where, chat in chats.items():
+        for name in sorted(set(RESERVED_ARGUMENTS) & set(chat.template_arguments)):
+            yield UserError(field=f"{where}.templateArguments.{name}", rule="is set by the run", fix="remove it")
     if job.spec.trainer.engine.simulated is not None:
-        yield UserError(field="spec.task.chat", rule="needs a model, and a simulated run has none", fix="remove it")
+        yield UserError(field=field, rule="needs a model, and a simulated run has none", fix="remove it")
     elif model.scratch is not None:
         yield UserError(
-            field="spec.task.chat",
+            field=field,
             rule="needs a tokenizer with a chat template, and a scratch model has none",
             fix="remove chat (a format function can write the prompt), or take spec.model.path or huggingFace",
         )
@@ -290,7 +303,7 @@ def _check_chat(job: RLJob, base_dir: Path) -> Iterator[UserError]:
         and not _has_template(base_dir / model.path.directory)
     ):
         yield UserError(
-            field="spec.task.chat",
+            field=field,
             rule="needs a tokenizer with a chat template",
             got=model.path.directory,
             fix="take an instruction-tuned model, or remove chat",
@@ -308,16 +321,16 @@ def _has_template(directory: Path) -> bool:
     return not isinstance(config, dict) or bool(config.get("chat_template"))
 
 
-def _check_reward(job: RLJob, reward: Reward, *, field: str) -> Iterator[UserError]:
+def _check_reward(task: SingleTask, reward: Reward, *, field: str) -> Iterator[UserError]:
     if reward.key in PACKAGES:
         module, package = PACKAGES[reward.key]
         yield from _missing(module, field=field, package=package)
-    dataset = job.spec.task.dataset.hugging_face
+    dataset = task.dataset.hugging_face
     if dataset is not None and dataset.answer_field is None and reward.key in NEEDS_ANSWER:
         yield UserError(
             field=field,
             rule="compares with the reference answer, and the data set names none",
-            fix="set spec.task.dataset.huggingFace.answerField",
+            fix=f"set {task.field}.dataset.huggingFace.answerField",
         )
     if reward.http is not None:
         yield from _check_endpoint(reward, field=field)

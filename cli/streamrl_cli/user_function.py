@@ -10,6 +10,7 @@ from pathlib import Path
 
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
+from streamrl.spec.base import PythonFunction
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -37,22 +38,16 @@ class UserFunction:
 
 def functions_of(job: RLJob) -> Iterator[UserFunction]:
     """The functions of the user's own that a job names."""
-    task = job.spec.task
-    if task.format is not None:
-        yield UserFunction(field="spec.task.format.function", name=task.format.function, arguments=_FORMAT_ARGUMENTS)
-    if task.environment is not None and task.environment.python is not None:
-        yield UserFunction(
-            field="spec.task.environment.python.function",
-            name=task.environment.python.function,
-            arguments=_ENVIRONMENT_ARGUMENTS,
-        )
-    for index, reward in enumerate(task.rewards):
-        if reward.python is not None:
-            yield UserFunction(
-                field=f"spec.task.rewards[{index}].python.function",
-                name=reward.python.function,
-                arguments=_REWARD_ARGUMENTS,
-            )
+    for task in job.spec.task.tasks:
+        named: list[tuple[str, PythonFunction | None, tuple[str, ...]]]
+        named = [("format.function", task.format, _FORMAT_ARGUMENTS)]
+        if task.environment is not None:
+            named.append(("environment.python.function", task.environment.python, _ENVIRONMENT_ARGUMENTS))
+        for index, reward in enumerate(task.rewards):
+            named.append((f"rewards[{index}].python.function", reward.python, _REWARD_ARGUMENTS))
+        for field, function, arguments in named:
+            if function is not None:
+                yield UserFunction(field=f"{task.field}.{field}", name=function.function, arguments=arguments)
 
 
 def check_function(name: str, *, field: str, directory: Path, arguments: Sequence[str]) -> Iterator[UserError]:

@@ -79,8 +79,8 @@ class RankMemory:
 
 def sequence_tokens(task: Task, *, positions: int | None) -> int:
     """Of a sample at most, without what an environment observes."""
-    turns = 1 if task.turns is None else task.turns.max_turns
-    tokens = turns * task.sampling.max_tokens + _PROMPT_TOKENS
+    turns = ((1 if one.turns is None else one.turns.max_turns, one.sampling.max_tokens) for one in task.tasks)
+    tokens = max(count * tokens for count, tokens in turns) + _PROMPT_TOKENS
     return tokens if positions is None else min(tokens, positions)
 
 

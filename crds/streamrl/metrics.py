@@ -150,6 +150,10 @@ SCHEDULER = MetricTable(
             _counter("sent_spans", "Spans of traces that the endpoint has taken."),
             _counter("lost_spans", "Spans of traces that it has not taken, or not in time."),
             _counter("dropped_groups", "Groups that will never be trained, by reason.", unit="groups", by="reason"),
+            _counter("task_dropped_groups", "The same by task of task.mixture.", unit="groups", by="task"),
+            _counter(
+                "task_trained_groups", "Groups of recorded steps, by task of task.mixture.", unit="groups", by="task"
+            ),
             _counter(
                 "left_out_versions",
                 "Versions that another cluster was not told of: they would not have come before the next. With weights.http.uplinkBytesPerSecond.",
@@ -196,6 +200,8 @@ SCHEDULER = MetricTable(
             ),
             # ---- rewards
             _gauge("reward_mean", "Mean reward of the last step."),
+            _gauge("task_reward_mean", "Mean reward of the last step, by task of task.mixture.", by="task"),
+            _gauge("task_length_mean_tokens", "Mean tokens of its samples.", unit="tokens", by="task"),
             _gauge("reward_std", "Standard deviation of the rewards of the last step."),
             _gauge(
                 "zero_variance_groups_ratio",
@@ -208,6 +214,9 @@ SCHEDULER = MetricTable(
             ),
             _gauge("evaluation_reward_mean", "Mean reward of the last evaluation's greedy answers."),
             _gauge("evaluation_sampled_reward_mean", "Mean reward of its sampled answers."),
+            _gauge(
+                "task_evaluation_reward_mean", "Mean reward of its greedy answers, by task of task.mixture.", by="task"
+            ),
             # ---- training
             _gauge("loss", "Loss of the last step, mean over its updates."),
             _gauge("value_loss", "Loss of the critic in the last step; 0 without one."),

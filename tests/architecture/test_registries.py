@@ -8,7 +8,9 @@ from streamrl.spec import OneOf, RLJob, SpecModel
 from streamrl.spec.algorithm import AlgorithmSpec, Correction
 from streamrl.spec.generators import GeneratorEngine, Scaling
 from streamrl.spec.scheduling import Dispatch, RankerSpec
-from streamrl.spec.task import Dataset, EnvironmentSpec, Reward
+from streamrl.spec.task import EnvironmentSpec
+from streamrl.spec.tasks.datasets import Dataset
+from streamrl.spec.tasks.rewards import Reward
 from streamrl.spec.trackers import Trackers
 from streamrl.spec.training import TrainerEngine, Weights
 from streamrl_operator.autoscaler import POLICIES as SCALING_POLICIES

@@ -1,6 +1,7 @@
 """A data set or reward that the contract names exists, and the other way round."""
 
-from streamrl.spec.task import Dataset, Reward
+from streamrl.spec.tasks.datasets import Dataset
+from streamrl.spec.tasks.rewards import Reward
 from streamrl_workers.rewards.registry import REWARDS
 from streamrl_workers.tasks.dataset import DATASETS
 

@@ -80,4 +80,6 @@ def _put(job: Any, piece: Any, *, place: str) -> Any:
     for key, value in piece.get("spec", {}).items():
         joined = key in ("task", "trainer", "pipeline", "storage")
         whole["spec"][key] = {**whole["spec"].get(key, {}), **value} if joined else value
+    for name in ("dataset", "format", "rewards") if "mixture" in whole["spec"]["task"] else ():
+        del whole["spec"]["task"][name]  # each task of a mixture has its own
     return whole

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.errors import UserError
-from streamrl.spec.task import JsonlDataset
+from streamrl.spec.tasks.datasets import JsonlDataset
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError, local_directory, local_file
 from streamrl_workers.tasks.jsonl import open_jsonl
 from streamrl_workers.trainer.checkpoint import discard_export

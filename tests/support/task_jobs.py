@@ -16,10 +16,11 @@ VERIFIER = {"name": "right", "verifier": {}}
 
 
 def make_job(*, dataset: dict[str, Any] = CHAIN_SUM, rewards: Any = (VERIFIER,), **task: Any) -> RLJob:
-    """A small valid job around a data set and rewards."""
+    """A small valid job around a data set and rewards, or a mixture."""
+    alone = {} if "mixture" in task else {"dataset": dataset, "rewards": list(rewards)}
     spec = {
         "model": {"scratch": {}},
-        "task": {"dataset": dataset, "rewards": list(rewards), "sampling": {"maxTokens": 16}, **task},
+        "task": {**alone, "sampling": {"maxTokens": 16}, **task},
         "pipeline": {"batchGroups": 2, "steps": 2},
         "generators": [{"name": "local", "engine": {"hf": {}}, "scaling": {"static": {"replicas": 1}}}],
     }

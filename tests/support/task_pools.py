@@ -100,7 +100,7 @@ async def running_pool(
     """A started pool with these modules of the user's beside its job; the data set, if none is named, has 60 sums."""
     for name, text in modules.items():
         (base_dir / f"{name}.py").write_text(text)
-    if "dataset" not in task:
+    if not {"dataset", "mixture"} & set(task):
         task["dataset"] = write_lines(base_dir / "lines.jsonl", count=60)
     pool = AskedPool(make_job(**task), base_dir=base_dir, memory_limit_bytes=memory_limit_bytes, host=host)
     try:

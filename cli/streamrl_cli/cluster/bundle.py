@@ -30,12 +30,10 @@ _ON_A_VOLUME = "put it on a volume (spec.trainer.pod.volumes) or into an own ima
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """Files for a job's ConfigMap, and where the job names them."""
+    """Files for a job's ConfigMap."""
 
     files: Mapping[str, bytes]
-    """By key."""
-    data_file: str | None = None
-    """Key of the data set's file."""
+    """By key, which is the file's name."""
 
     @property
     def bytes(self) -> int:
@@ -68,12 +66,9 @@ def collect(job: RLJob, *, base_dir: Path) -> Bundle:
     for path in _local_modules(job, base_dir).values():
         if path.is_file():
             files[path.name] = path.read_bytes()
-    data = _data_path(job)
-    if data is None:
-        return Bundle(files=files)
-    path = base_dir / data[1]
-    files[path.name] = path.read_bytes()
-    return Bundle(files=files, data_file=path.name)
+    for path in (base_dir / given for _, given in _data_paths(job)):
+        files[path.name] = path.read_bytes()
+    return Bundle(files=files)
 
 
 def config_map(job: RLJob, bundle: Bundle, *, namespace: str) -> dict[str, Any]:
@@ -106,12 +101,14 @@ def as_written(job: RLJob, *, namespace: str) -> dict[str, Any]:
     return document
 
 
-def with_code(document: dict[str, Any], bundle: Bundle, *, job: RLJob) -> dict[str, Any]:
-    """`document` (the job as plain data, changed in place) naming the ConfigMap and the file in it."""
+def with_code(document: dict[str, Any], *, job: RLJob) -> dict[str, Any]:
+    """`document` (the job as plain data, changed in place) naming the ConfigMap and the files in it."""
     task = document["spec"]["task"]
     task["code"] = {"configMapName": code_name(job.metadata.name)}
-    if bundle.data_file is not None:
-        task["dataset"][job.spec.task.dataset.key]["path"] = bundle.data_file
+    for one in task.get("mixture") or [task]:
+        for source in one["dataset"].values():
+            if "path" in source and not _is_elsewhere(source["path"]):
+                source["path"] = Path(source["path"]).name
     return document
 
 
@@ -132,20 +129,20 @@ def _function_problems(job: RLJob, base_dir: Path) -> Iterator[UserError]:
 
 
 def _data_problems(job: RLJob, base_dir: Path) -> Iterator[UserError]:
-    data = _data_path(job)
-    if data is None:
-        return
-    field, given = data
-    path = base_dir / given
-    if path.is_dir():
-        yield UserError(
-            field=field, rule="must be a file: a ConfigMap holds no directories", got=given, fix=_ON_A_VOLUME
-        )
-    elif problems := list(check_data_file(path, field=field, given=given)):
-        yield from problems
-    elif not _KEY.match(path.name):
-        rule = "must have a name of letters, digits, -, _ and . for a ConfigMap"
-        yield UserError(field=field, rule=rule, got=path.name, fix="rename the file")
+    named: dict[str, str] = {}
+    for field, given in _data_paths(job):
+        path = base_dir / given
+        if path.is_dir():
+            rule = "must be a file: a ConfigMap holds no directories"
+            yield UserError(field=field, rule=rule, got=given, fix=_ON_A_VOLUME)
+        elif problems := list(check_data_file(path, field=field, given=given)):
+            yield from problems
+        elif not _KEY.match(path.name):
+            rule = "must have a name of letters, digits, -, _ and . for a ConfigMap"
+            yield UserError(field=field, rule=rule, got=path.name, fix="rename the file")
+        elif named.setdefault(path.name, given) != given:
+            rule = f"must have another name than {named[path.name]}: a ConfigMap holds no directories"
+            yield UserError(field=field, rule=rule, got=given, fix="rename the file")
 
 
 def _is_elsewhere(path: str) -> bool:
@@ -176,15 +173,12 @@ def _ranker_problems(job: RLJob) -> Iterator[UserError]:
         )
 
 
-def _data_path(job: RLJob) -> tuple[str, str] | None:
-    """Field and value of the data set's path, if it is one on this machine."""
-    dataset = job.spec.task.dataset
-    found = None
-    if dataset.jsonl is not None:
-        found = "spec.task.dataset.jsonl.path", dataset.jsonl.path
-    elif dataset.hugging_face is not None and dataset.hugging_face.path is not None:
-        found = "spec.task.dataset.huggingFace.path", dataset.hugging_face.path
-    return None if found is None or _is_elsewhere(found[1]) else found
+def _data_paths(job: RLJob) -> Iterator[tuple[str, str]]:
+    """Field and value of each data set's path that is one on this machine."""
+    for task in job.spec.task.tasks:
+        path = getattr(task.dataset.value, "path", None)
+        if path is not None and not _is_elsewhere(path):
+            yield f"{task.field}.dataset.{task.dataset.key}.path", path
 
 
 def _local_modules(job: RLJob, base_dir: Path) -> dict[str, Path]:

@@ -109,7 +109,7 @@ def objects_of(job: RLJob, args: argparse.Namespace, *, members: Mapping[str, RL
     first: list[Object] = []
     if bundle.files:
         first = [config_map(job, bundle, namespace=namespace)]
-        job = parse_job(with_code(as_written(job, namespace=namespace), bundle, job=job))
+        job = parse_job(with_code(as_written(job, namespace=namespace), job=job))
     sizes = {pool.name: pool.scaling.initial for pool in job.spec.pools}
     settings = PlanningSettings(
         namespace="streamrl-system", trainer_image=args.trainer_image, generator_image=args.generator_image

@@ -81,7 +81,7 @@ async def _apply(job: RLJob, args: argparse.Namespace, *, cluster: ApiClient) ->
         await _look_for_code(job, cluster=cluster)
     else:
         code = config_map(job, bundle, namespace=cluster.namespace)
-        with_code(document, bundle, job=job)
+        with_code(document, job=job)
         await cluster.apply(RLJOB, document, force=args.force, dry_run=True)
         if before is not None and not args.force:
             await _refuse_other_code(code, cluster=cluster)

@@ -142,7 +142,7 @@ async def _pool(pool: GeneratorPool, *, run: RunFolder, model: str, wanted: Meas
             else:
                 points.append(point := BatchPoint(**fields))
                 bench.say(f"pool {pool.name}: batch {point.batch}, {point.milliseconds:.3g} ms a step")
-    turns = 1 if run.job.spec.task.turns is None else run.job.spec.task.turns.max_turns
+    turns = max(1 if one.turns is None else one.turns.max_turns for one in run.job.spec.task.tasks)
     lengths = AnswerLengths(tokens=tuple(answers["tokens"]), unfinished=answers["unfinished"], turns=turns)
     return PoolProfile(
         name=pool.name,

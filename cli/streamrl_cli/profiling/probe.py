@@ -219,7 +219,7 @@ def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
         spec=pool.engine.value,
         model_path=model_path,
         threads=integer(os.environ, ENV_THREADS),
-        add_special_tokens=spec.task.chat is None,
+        add_special_tokens=not spec.task.has_chat,
         precision=spec.trainer.precision,
     )
     engine = engine_kind(pool.engine.key).create(options)

@@ -52,6 +52,7 @@ class StepRecord(TypedDict):
     staleness_max: NotRequired[Number | None]
     queue: NotRequired[Count | None]
     reward_parts: NotRequired[dict[str, Number | None]]
+    tasks: NotRequired[dict[str, dict[str, Number | None]]]
     trainer: NotRequired[dict[str, Number | None]]
     score_failures: NotRequired[dict[str, Count]]
     dropped: NotRequired[dict[str, Count]]
@@ -66,6 +67,7 @@ class EvaluationRecord(TypedDict):
     sampled_reward: NotRequired[Number | None]
     time_s: NotRequired[Seconds]
     prompts: NotRequired[Count]
+    tasks: NotRequired[dict[str, dict[str, Number | None]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,6 +211,9 @@ def _largest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
 
+REWARD_BY_TASK = "Mean reward of each task of the mixture, smoothed; points are held-out."
+
+
 def all_charts(run: RunData) -> list[Chart]:
     """In the order of the page."""
     charts = [
@@ -220,6 +223,7 @@ def all_charts(run: RunData) -> list[Chart]:
             reward(run.steps if _has_rewards(run) else (), run.evaluations),
         ),
         ("Loss", "Cross-entropy in nats a token, before the step and of held-out answers behind it.", _losses(run)),
+        ("Reward by task", REWARD_BY_TASK, reward_tasks(run.steps, run.evaluations)),
         ("Reward by part", "Mean of each reward before its weight, smoothed.", reward_parts(run)),
         (
             "Length of completions",
@@ -306,16 +310,32 @@ def _losses(run: RunData) -> Figure:
 
 def reward_parts(run: RunData) -> Figure:
     """Mean of each part of the reward by step, smoothed; no lines where one reward is all there is."""
-    names = [part.name for part in run.folder.job.spec.task.rewards]
-    if len(names) == 1:
+    tasks = run.folder.job.spec.task.tasks
+    names = [f"{task.name}/{part.name}".removeprefix("/") for task in tasks for part in task.rewards]
+    if len(names) == len(tasks):
         return figure([])
-    return figure([_part(run, name, colour=colour) for name, colour in zip(names, cycle(SEVERAL), strict=False)])
+    colours = zip(names, cycle(SEVERAL), strict=False)
+    rows = {name: [line.get("reward_parts", {}).get(name) for line in run.steps] for name in names}
+    steps = [line["step"] + 1 for line in run.steps]
+    return figure([_smoothed(steps, rows[name], name=name, colour=colour) for name, colour in colours])
 
 
-def _part(run: RunData, name: str, *, colour: str) -> dict[str, Any]:
-    rows = [(line["step"] + 1, line.get("reward_parts", {}).get(name)) for line in run.steps]
-    known = [(step, mean) for step, mean in rows if mean is not None]
-    means = smooth([mean for _, mean in known])
+def reward_tasks(lines: Sequence[Any], evaluations: Sequence[Any]) -> Figure:
+    """Mean reward of each task of a mixture by step, smoothed, with its held-out evaluations; no lines without a mixture."""
+    steps, evaluated = [line["step"] + 1 for line in lines], [line["step"] for line in evaluations]
+    traces = []
+    names = dict.fromkeys(name for line in lines for name in line.get("tasks", {}))
+    for name, colour in zip(names, cycle(SEVERAL), strict=False):
+        means = [line.get("tasks", {}).get(name, {}).get("reward_mean") for line in lines]
+        held_out = [line.get("tasks", {}).get(name, {}).get("mean_reward") for line in evaluations]
+        points = trace(evaluated, held_out, name=f"{name}, held-out", colour=colour)
+        traces += [_smoothed(steps, means, name=name, colour=colour), points | {"mode": "markers"}]
+    return figure(traces)
+
+
+def _smoothed(steps: Sequence[int], values: Sequence[float | None], *, name: str, colour: str) -> dict[str, Any]:
+    known = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
+    means = smooth([value for _, value in known])
     return trace([step for step, _ in known], means, name=name, colour=colour, width=2)
 
 

@@ -30,7 +30,18 @@ from streamrl_cli.cluster.jobs import (
     why,
 )
 from streamrl_cli.cluster.output import age, text
-from streamrl_cli.reporting.page import CHART_HEIGHT_PX, Chart, Figure, drawn, label, lines_by_step, reward, stacked
+from streamrl_cli.reporting.page import (
+    CHART_HEIGHT_PX,
+    REWARD_BY_TASK,
+    Chart,
+    Figure,
+    drawn,
+    label,
+    lines_by_step,
+    reward,
+    reward_tasks,
+    stacked,
+)
 from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number
 from streamrl_cli.ui.base import TemplatePages, assets
 from streamrl_cli.ui.cluster_jobs import ClusterJobs, JobDetail, key_of
@@ -187,6 +198,8 @@ def _course(curves: RunCurves | None) -> Iterator[Chart]:
         "Mean reward of the step's samples, and of answers to held-out prompts.",
         reward(points, curves["evaluations"]),
     )
+    if any(point.get("tasks") for point in points):
+        yield "Reward by task", REWARD_BY_TASK, reward_tasks(points, curves["evaluations"])
     yield (
         "Speed",
         "Tokens trained a second.",

@@ -88,6 +88,7 @@ class CurvePoint(TypedDict):
 
     step: Count
     reward_mean: Number | None
+    tasks: NotRequired[dict[Text, dict[Text, Number | None]]]
     tokens_per_s: NotRequired[Number | None]
     bubbles: NotRequired[dict[Literal["generators", "trainer"], dict[Part, Number] | None]]
 

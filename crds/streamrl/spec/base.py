@@ -16,6 +16,8 @@ Piece = Annotated[
 """A piece of a Pod that the API server checks, not we."""
 
 
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+
 URL_PATTERN = r"^[a-z][a-z0-9+.-]*://[^:\s]+(:[0-9]+)?[^:\s]*$"
 """Of an object store, as fsspec reads it, without its chains (`simplecache::s3://`)."""
 

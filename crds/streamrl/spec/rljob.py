@@ -101,9 +101,9 @@ SUPERVISED_RULES = (
         lambda spec: spec.task.sampling.temperature != 1 and f"{spec.task.sampling.temperature:g}",
     ),
     _supervised_rule(
-        "goes without task.environment and task.agent: a row is one answer",
-        "!has(self.task.environment) && !has(self.task.agent)",
-        lambda spec: spec.task.turns is not None,
+        "goes without task.environment, task.agent and task.mixture: a row is one answer of one data set",
+        "!has(self.task.environment) && !has(self.task.agent) && !has(self.task.mixture)",
+        lambda spec: spec.task.has_turns or spec.task.mixture,
     ),
     _supervised_rule(
         "needs trainer.engine torch: the simulated trainer has no tokenizer",
@@ -121,9 +121,9 @@ SUPERVISED_RULES = (
         lambda spec: not spec.generators and spec.algorithm.supervised is None,
     ),
     FieldRule(
-        "task.rewards must hold a reward where there are generators",
-        "self.generators.size() == 0 || self.task.rewards.size() > 0",
-        lambda spec: bool(spec.generators) and not spec.task.rewards,
+        "task needs rewards, or mixture, where there are generators",
+        "self.generators.size() == 0 || has(self.task.mixture) || self.task.rewards.size() > 0",
+        lambda spec: bool(spec.generators) and not spec.task.mixture and not spec.task.rewards,
     ),
     FieldRule(
         "task.rewards must be absent without generators: nobody makes what they would score",
@@ -227,11 +227,22 @@ class RLJobSpec(SpecModel):
         FieldRule(
             "algorithm.trajectoryBalance.replay must be absent with task.environment or task.agent: its samples are told apart by their prompts",
             "!has(self.algorithm.trajectoryBalance) || !has(self.algorithm.trajectoryBalance.replay) || "
-            "!(has(self.task.environment) || has(self.task.agent))",
+            "!(has(self.task.environment) || has(self.task.agent) || "
+            "(has(self.task.mixture) && self.task.mixture.exists(t, has(t.environment))))",
             lambda spec: (
-                spec.task.turns is not None
+                spec.task.has_turns
                 and spec.algorithm.trajectory_balance is not None
                 and spec.algorithm.trajectory_balance.replay is not None
+            ),
+        ),
+        FieldRule(
+            "algorithm.dapo.overlong must be absent where a task of task.mixture has maxTokens: it counts from sampling.maxTokens",
+            "!has(self.algorithm.dapo) || !has(self.algorithm.dapo.overlong) || !has(self.task.mixture) || "
+            "self.task.mixture.all(t, !has(t.maxTokens))",
+            lambda spec: (
+                spec.algorithm.dapo is not None
+                and spec.algorithm.dapo.overlong is not None
+                and ", ".join(one.name for one in spec.task.mixture or () if one.max_tokens is not None)
             ),
         ),
         _logical_rule(

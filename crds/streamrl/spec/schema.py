@@ -21,7 +21,8 @@ from streamrl.spec.base import (
 )
 from streamrl.spec.pod import LABEL_PATTERN
 from streamrl.spec.rljob import RLJob
-from streamrl.spec.task import CIDR_PATTERN, VARIABLE_PATTERN
+from streamrl.spec.task import CIDR_PATTERN
+from streamrl.spec.tasks.rewards import VARIABLE_PATTERN
 from streamrl.spec.trackers import PROJECT_PATTERN, SERVER_PATTERN
 from streamrl.spec.volumes import OBJECT_PATTERN, PATH_PATTERN, QUANTITY_PATTERN, SUB_PATH_PATTERN
 

@@ -1,88 +1,31 @@
 """What is learned: the data set, how answers are sampled, what they earn, how they are evaluated."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
 from streamrl import names
-from streamrl.spec.base import NAME_PATTERN, ClusterName, FieldRule, OneOf, PythonFunction, SpecModel, map_by, repeated
+from streamrl.mixture import Mixture
+from streamrl.spec.base import (
+    NAME_PATTERN,
+    ClusterName,
+    FieldRule,
+    OneOf,
+    PythonFunction,
+    SpecModel,
+    Text,
+    map_by,
+    repeated,
+)
 from streamrl.spec.generators import Scaling
 from streamrl.spec.pod import GeneratorPod
+from streamrl.spec.tasks.datasets import Dataset
+from streamrl.spec.tasks.rewards import Reward
 from streamrl.spec.volumes import ObjectName
 
-Text = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-
-VARIABLE_PATTERN = r"^REWARD_TOKEN(_[A-Z0-9_]+)?$"
-"""A job file may come from somebody else: it cannot name just any secret of the environment for just any address."""
 WHOLE_PERCENT = 100
-
-
-class ReasoningGymDataset(SpecModel):
-    """A procedural data set of reasoning-gym: endless prompts with a verifier of its own."""
-
-    name: str = Field(description="Name of the data set: `chain_sum`.", min_length=1, max_length=128)
-    parameters: dict[str, Any] = Field(
-        default_factory=dict,
-        max_length=64,
-        description="Parameters of the data set, as reasoning-gym names them (not `seed`, not `size`).",
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
-    )
-
-
-class JsonlDataset(SpecModel):
-    """One JSON object a line."""
-
-    path: str = Field(
-        description="File, relative to the job file; or its URL: `s3://bucket/file`.", min_length=1, max_length=1024
-    )
-    prompt_field: str = Field(default="prompt", description="Field of the prompt.", min_length=1, max_length=128)
-    answer_field: str = Field(
-        default="answer", description="Field of the reference answer.", min_length=1, max_length=128
-    )
-    held_out_percent: int = Field(
-        default=10, ge=1, le=90, description="Share of the lines kept for evaluation, in percent."
-    )
-
-
-class HuggingFaceDataset(SpecModel):
-    """A data set of the Hugging Face `datasets` library, of the hub or on disk."""
-
-    name: str | None = Field(default=None, min_length=1, max_length=253, description="Name on the hub: `openai/gsm8k`.")
-    path: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=1024,
-        description="Directory as `save_to_disk` writes it, or with parquet, JSON or CSV files; relative to the job file.",
-    )
-    config: str | None = Field(default=None, min_length=1, max_length=128, description="Configuration of the data set.")
-    revision: str | None = Field(default=None, min_length=1, max_length=128, description="Branch, tag or commit.")
-    split: str = Field(default="train", description="Split of the training prompts.", min_length=1, max_length=128)
-    prompt_field: str = Field(default="prompt", description="Field of the prompt.", min_length=1, max_length=128)
-    answer_field: str | None = Field(
-        default=None, min_length=1, max_length=128, description="Field of the reference answer; absent = there is none."
-    )
-    held_out_percent: int = Field(
-        default=10,
-        ge=1,
-        le=90,
-        description="Share of the rows kept for evaluation, in percent, if `evaluation.split` names no split.",
-    )
-
-    field_rules: ClassVar[tuple[FieldRule, ...]] = (
-        FieldRule(
-            "needs exactly one of name, path",
-            "has(self.name) != has(self.path)",
-            lambda data: (data.name is None) == (data.path is None) and ("both" if data.name else "none"),
-        ),
-    )
-
-
-class Dataset(OneOf):
-    """Where prompts come from."""
-
-    reasoning_gym: ReasoningGymDataset | None = Field(default=None, description="A procedural data set.")
-    jsonl: JsonlDataset | None = Field(default=None, description="A file of prompts.")
-    hugging_face: HuggingFaceDataset | None = Field(default=None, description="A data set of the hub or on disk.")
 
 
 class Chat(SpecModel):
@@ -222,105 +165,6 @@ class Sampling(SpecModel):
     stop: tuple[Text, ...] = Field(default=(), max_length=16, description="Strings that end a completion.")
 
 
-class VerifierReward(SpecModel):
-    """The data set's own verifier (reasoning-gym) or equality with the reference answer (JSONL)."""
-
-    answer_pattern: Text | None = Field(
-        default=None,
-        description="Regular expression; its first group (or the whole match) of the last match is the answer. Absent = the whole completion.",
-    )
-
-
-class ExactMatchReward(SpecModel):
-    """1 if the answer equals the reference after trimming, else 0."""
-
-    answer_pattern: Text | None = Field(default=None, description="As in `verifier`.")
-    ignore_case: bool = Field(default=False, description="Compare without regard to case.")
-
-
-class RegexReward(SpecModel):
-    """1 if the pattern is found in the completion, else 0."""
-
-    pattern: Text = Field(description="Regular expression in Python's syntax.")
-
-
-class MathVerifyReward(SpecModel):
-    """1 if the completion's mathematical answer equals the reference (package math-verify), else 0."""
-
-
-class HttpReward(SpecModel):
-    """Asks an endpoint: POST of `{prompt, completion, answer, metadata}` as JSON, answered by `{"reward": number}`."""
-
-    url: str = Field(description="Address of the endpoint.", pattern=r"^https?://[^\s]+$", max_length=2048)
-    retries: int = Field(
-        default=2, ge=0, le=10, description="Further tries after a refused connection or a status of 429 or 5xx."
-    )
-    concurrency: int = Field(
-        default=32, ge=1, le=1024, description="Requests at once; with several such rewards the least of them counts."
-    )
-    requests_per_minute: int | None = Field(
-        default=None,
-        ge=1,
-        le=1_000_000,
-        description="Most requests that begin in a minute, further tries included. Absent = no limit. Waiting for them is not counted in `timeoutSeconds`.",
-    )
-    token_variable: str | None = Field(
-        default=None,
-        pattern=VARIABLE_PATTERN,
-        max_length=128,
-        description="Environment variable whose value is sent as a bearer token: `REWARD_TOKEN` or `REWARD_TOKEN_NAME`; no other leaves the process. Absent = none.",
-    )
-
-    def most_at_once(self, timeout_s: float) -> int:
-        """Requests of which each has its turn within half of its time; one, where turns are farther apart."""
-        if self.requests_per_minute is None:
-            return self.concurrency
-        return min(self.concurrency, max(1, int(self.requests_per_minute / 60 * timeout_s / 2)))
-
-    def longest_turn_s(self, timeout_s: float) -> float:
-        """The longest wait for a turn, with so many at once."""
-        return 0.0 if self.requests_per_minute is None else self.most_at_once(timeout_s) * 60 / self.requests_per_minute
-
-    def longest_s(self, timeout_s: float) -> float:
-        """Until a sample has its reward: all tries, and the wait for a turn before each."""
-        return timeout_s + (self.retries + 1) * self.longest_turn_s(timeout_s)
-
-
-class EnvironmentReward(SpecModel):
-    """The sum of what the environment or the agent gave for the turns."""
-
-
-class Reward(OneOf):
-    """One part of the reward. The sample's reward is the weighted sum of the parts."""
-
-    one_of: ClassVar[tuple[str, ...]] = (
-        "verifier",
-        "exact_match",
-        "regex",
-        "math_verify",
-        "python",
-        "http",
-        "environment",
-    )
-
-    name: str = Field(description="Name in metrics.", pattern=NAME_PATTERN, min_length=1, max_length=32)
-    weight_percent: int = Field(default=100, ge=1, le=100, description="Weight in percent; all weights sum to 100.")
-    timeout_seconds: float = Field(
-        default=5.0, gt=0, le=3600, description="Longest time for one sample, in seconds; then it counts as failed."
-    )
-    verifier: VerifierReward | None = Field(default=None, description="The data set's own verifier.")
-    exact_match: ExactMatchReward | None = Field(default=None, description="Equality with the reference answer.")
-    regex: RegexReward | None = Field(default=None, description="A pattern that must occur.")
-    math_verify: MathVerifyReward | None = Field(default=None, description="Equality of mathematical expressions.")
-    python: PythonFunction | None = Field(
-        default=None, description="`f(*, prompt, completion, answer, metadata) -> float` of the user's own."
-    )
-    http: HttpReward | None = Field(default=None, description="An endpoint that judges.")
-    environment: EnvironmentReward | None = Field(
-        default=None, description="What `task.environment` or `task.agent` gave."
-    )
-
-
 class Evaluation(SpecModel):
     """Greedy and sampled answers to held-out prompts, before the first step, every `intervalSteps`, and at the end."""
 
@@ -350,12 +194,114 @@ class Code(SpecModel):
 
 MAX_SAMPLE_TOKENS = 2**24
 """Of all turns: a sample goes to the trainer, and into the journal, as one message."""
+MOST_TASKS = 16
+MOST_WEIGHT = 1000
+"""Of all tasks of a mixture together: so many prompts at most until its shares are exact."""
+
+_AS_IN_TASK = Field(default=None, description="As in `task`.")
+
+
+def _sum_rule(rewards: Sequence[Reward]) -> str:
+    total = sum(reward.weight_percent for reward in rewards)
+    return "" if total == WHOLE_PERCENT else f"{total}"
+
+
+def _asks_environment(rewards: Sequence[Reward]) -> bool:
+    return any(reward.environment is not None for reward in rewards)
+
+
+_UNEQUAL_NAMES = FieldRule(
+    "names of rewards must differ",
+    "self.rewards.all(r, self.rewards.exists_one(o, o.name == r.name))",
+    lambda task: repeated(reward.name for reward in task.rewards),
+)
+
+
+class MixedTask(SpecModel):
+    """A task of a mixture. What it does not name is one for all: temperature, group size, evaluation."""
+
+    name: str = Field(description="Name in metrics.", pattern=NAME_PATTERN, min_length=1, max_length=32)
+    weight: int = Field(
+        default=1,
+        ge=1,
+        le=MOST_WEIGHT,
+        description=f"Its prompts of as many as all weights add up to, at most {MOST_WEIGHT}.",
+    )
+    dataset: Dataset = Field(description="Where its prompts come from.")
+    format: PythonFunction | None = _AS_IN_TASK
+    chat: Chat | None = _AS_IN_TASK
+    environment: EnvironmentSpec | None = _AS_IN_TASK
+    rewards: tuple[Reward, ...] = Field(
+        description="Parts of its reward.", min_length=1, max_length=16, json_schema_extra=map_by("name")
+    )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_048_576,
+        description="Its longest completion (with an environment: turn) in tokens, at most `sampling.maxTokens`; absent = that.",
+    )
+    stop: tuple[Text, ...] | None = Field(
+        default=None, max_length=16, description="Strings that end its completions; absent = those of `sampling`."
+    )
+
+    refused: ClassVar[Mapping[str, str]] = {
+        "agent": "an agent is for a job of one task; use environment",
+        "temperature": "the trainer computes log-probs at one temperature; set task.sampling.temperature",
+        "sampling": "temperature, topP and topK are one for all tasks; set maxTokens or stop",
+        "algorithm": "there is one loss; set spec.algorithm",
+        "groupSize": "it is one for all tasks; set task.groupSize",
+    }
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "weightPercent of rewards must sum to 100",
+            "self.rewards.map(r, r.weightPercent).sum() == 100",
+            lambda task: _sum_rule(task.rewards),
+        ),
+        _UNEQUAL_NAMES,
+        FieldRule(
+            "reward environment needs environment",
+            "has(self.environment) || self.rewards.all(r, !has(r.environment))",
+            lambda task: task.environment is None and _asks_environment(task.rewards),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SingleTask:
+    """A task of the mixture, or the only one of a job, with what it shares."""
+
+    field: str
+    """Path of its fields: `spec.task`, `spec.task.mixture[0]`."""
+    name: str
+    """Empty: the only one."""
+    weight: int
+    dataset: Dataset
+    format: PythonFunction | None
+    chat: Chat | None
+    environment: EnvironmentSpec | None
+    turns: EnvironmentSpec | AgentSpec | None
+    """What answers the model's turns; None: a sample is one completion."""
+    rewards: tuple[Reward, ...]
+    sampling: Sampling
+    held_out_split: str | None
+    """Of a `huggingFace` data set."""
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a sample's turns, with what the model reads between them; 0 where it has one."""
+        turns = self.turns
+        return 0 if turns is None else turns.max_turns * (self.sampling.max_tokens + turns.max_observation_chars)
+
+
+_OF_EACH = ("dataset", "format", "chat", "environment", "agent", "rewards")
+"""Fields of a task that a mixture has in each of its own instead."""
 
 
 class Task(SpecModel):
     """What is learned."""
 
-    dataset: Dataset = Field(description="Where prompts come from.")
+    dataset: Dataset | None = Field(default=None, description="Where prompts come from; absent = `mixture`.")
     format: PythonFunction | None = Field(
         default=None,
         description="`f(*, question, answer, metadata) -> {'prompt': str, 'target': str}`: how an item becomes a prompt and a warm-up text. Absent = the question and the answer.",
@@ -371,58 +317,141 @@ class Task(SpecModel):
     agent: AgentSpec | None = Field(
         default=None, description="Turns that a program of the user's asks for; absent = there is none."
     )
+    mixture: tuple[MixedTask, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=MOST_TASKS,
+        json_schema_extra=map_by("name"),
+        description="Several tasks in exact shares, each with a data set, rewards and the like of its own; absent = one task.",
+    )
     group_size: int = Field(
         default=8, ge=1, le=1024, description="Completions of one prompt; 1 with algorithm `supervised` alone."
     )
     sampling: Sampling = Field(description="How completions are sampled.")
     rewards: tuple[Reward, ...] = Field(
         default=(),
-        description="Parts of the reward; none where there are no generators.",
         max_length=16,
         json_schema_extra=map_by("name"),
+        description="Parts of the reward; empty = those of `mixture`, or none where there are no generators.",
     )
     evaluation: Evaluation = Field(default=Evaluation(), description="Held-out evaluation.")
     processes: int = Field(default=1, ge=1, le=256, description="Processes that make prompts and score completions.")
 
     @property
-    def turns(self) -> EnvironmentSpec | AgentSpec | None:
-        """What answers the model's turns; None: a sample is one completion."""
-        return self.environment or self.agent
+    def tasks(self) -> tuple[SingleTask, ...]:
+        """Those of the mixture, or this one alone."""
+        if not self.mixture:
+            assert self.dataset is not None
+            return (
+                SingleTask(
+                    field="spec.task",
+                    name="",
+                    weight=1,
+                    dataset=self.dataset,
+                    format=self.format,
+                    chat=self.chat,
+                    environment=self.environment,
+                    turns=self.environment or self.agent,
+                    rewards=self.rewards,
+                    sampling=self.sampling,
+                    held_out_split=self.evaluation.split,
+                ),
+            )
+        return tuple(
+            self._mixed(task, field=f"spec.task.mixture[{number}]") for number, task in enumerate(self.mixture)
+        )
+
+    def _mixed(self, task: MixedTask, *, field: str) -> SingleTask:
+        own = {"max_tokens": task.max_tokens, "stop": task.stop}
+        return SingleTask(
+            field=field,
+            name=task.name,
+            weight=task.weight,
+            dataset=task.dataset,
+            format=task.format,
+            chat=task.chat,
+            environment=task.environment,
+            turns=task.environment,
+            rewards=task.rewards,
+            sampling=self.sampling.model_copy(update={key: value for key, value in own.items() if value is not None}),
+            held_out_split=self.evaluation.split if task.dataset.hugging_face is not None else None,
+        )
 
     @property
-    def _most_sample_tokens(self) -> int:
-        """Of all turns; 0 where a sample has one."""
-        turns = self.turns
-        return 0 if turns is None else turns.max_turns * (self.sampling.max_tokens + turns.max_observation_chars)
+    def shares(self) -> Mixture:
+        """Which prompt is of which of `tasks`."""
+        return Mixture([task.weight for task in self.tasks])
+
+    @property
+    def has_chat(self) -> bool:
+        """Whether prompts are written by the tokenizer's chat template: all, or none."""
+        return any(task.chat is not None for task in self.tasks)
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether samples of any task have several turns."""
+        return any(task.turns is not None for task in self.tasks)
 
     @property
     def _too_many_tokens(self) -> int:
         """Of all turns; 0 where they are not too many."""
-        return self._most_sample_tokens if self._most_sample_tokens > MAX_SAMPLE_TOKENS else 0
+        most = max(task.most_tokens for task in self.tasks)
+        return most if most > MAX_SAMPLE_TOKENS else 0
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
-            "weightPercent of rewards must sum to 100",
-            "self.rewards.size() == 0 || self.rewards.map(r, r.weightPercent).sum() == 100",
-            lambda task: (
-                (total := sum(reward.weight_percent for reward in task.rewards)) not in (0, WHOLE_PERCENT)
-                and f"{total}"
+            "needs dataset, or mixture",
+            "has(self.mixture) || has(self.dataset)",
+            lambda task: not task.mixture and task.dataset is None,
+        ),
+        FieldRule(
+            "each task of a mixture has its own: dataset, format, chat, environment, agent and rewards must be absent beside it",
+            "!has(self.mixture) || !(has(self.dataset) || has(self.format) || has(self.chat) || "
+            "has(self.environment) || has(self.agent) || self.rewards.size() > 0)",
+            lambda task: task.mixture and ", ".join(name for name in _OF_EACH if getattr(task, name)),
+        ),
+        FieldRule(
+            "names of mixture must differ",
+            "!has(self.mixture) || self.mixture.all(t, self.mixture.exists_one(o, o.name == t.name))",
+            lambda task: repeated(one.name for one in task.mixture or ()),
+        ),
+        FieldRule(
+            f"weights of mixture must sum to at most {MOST_WEIGHT}",
+            f"!has(self.mixture) || self.mixture.map(t, t.weight).sum() <= {MOST_WEIGHT}",
+            lambda task: (total := sum(one.weight for one in task.mixture or ())) > MOST_WEIGHT and f"{total}",
+        ),
+        FieldRule(
+            "maxTokens of mixture must be at most sampling.maxTokens",
+            "!has(self.mixture) || self.mixture.all(t, !has(t.maxTokens) || t.maxTokens <= self.sampling.maxTokens)",
+            lambda task: ", ".join(
+                f"{one.max_tokens} of {one.name}"
+                for one in task.mixture or ()
+                if (one.max_tokens or 0) > task.sampling.max_tokens
             ),
         ),
         FieldRule(
-            "names of rewards must differ",
-            "self.rewards.all(r, self.rewards.exists_one(o, o.name == r.name))",
-            lambda task: repeated(reward.name for reward in task.rewards),
+            "chat of mixture must be in all tasks, or in none",
+            "!has(self.mixture) || self.mixture.all(t, has(t.chat)) || self.mixture.all(t, !has(t.chat))",
+            lambda task: len({one.chat is None for one in task.mixture or ()}) > 1,
         ),
+        FieldRule(
+            "weightPercent of rewards must sum to 100",
+            "self.rewards.size() == 0 || self.rewards.map(r, r.weightPercent).sum() == 100",
+            lambda task: task.rewards and _sum_rule(task.rewards),
+        ),
+        _UNEQUAL_NAMES,
         FieldRule(
             "reward environment needs task.environment or task.agent",
             "has(self.environment) || has(self.agent) || self.rewards.all(r, !has(r.environment))",
-            lambda task: task.turns is None and any(reward.environment is not None for reward in task.rewards),
+            lambda task: task.environment is None and task.agent is None and _asks_environment(task.rewards),
         ),
         FieldRule(
             "evaluation.split needs dataset.huggingFace",
-            "!has(self.evaluation.split) || has(self.dataset.huggingFace)",
-            lambda task: task.evaluation.split is not None and task.dataset.hugging_face is None,
+            "!has(self.evaluation.split) || (has(self.dataset) && has(self.dataset.huggingFace)) || "
+            "(has(self.mixture) && self.mixture.exists(t, has(t.dataset.huggingFace)))",
+            lambda task: (
+                task.evaluation.split is not None and all(one.dataset.hugging_face is None for one in task.tasks)
+            ),
         ),
         FieldRule(
             f"environment.maxTurns * (sampling.maxTokens + environment.maxObservationChars) must be at most {MAX_SAMPLE_TOKENS}",
@@ -435,6 +464,13 @@ class Task(SpecModel):
             "!has(self.agent) || self.agent.maxTurns * "
             f"(self.sampling.maxTokens + self.agent.maxObservationChars) <= {MAX_SAMPLE_TOKENS}",
             lambda task: task.agent is not None and task._too_many_tokens,
+        ),
+        FieldRule(
+            f"environment.maxTurns * (maxTokens + environment.maxObservationChars) of mixture must be at most {MAX_SAMPLE_TOKENS}",
+            "!has(self.mixture) || self.mixture.all(t, !has(t.environment) || t.environment.maxTurns * "
+            "((has(t.maxTokens) ? t.maxTokens : self.sampling.maxTokens) + t.environment.maxObservationChars) "
+            f"<= {MAX_SAMPLE_TOKENS})",
+            lambda task: task.mixture and task._too_many_tokens,
         ),
         FieldRule(
             "needs at most one of environment, agent",

@@ -11,7 +11,7 @@ import pytest
 
 from fuzz.harness import Door, Enter
 from streamrl.errors import UserError, UserErrors
-from streamrl.spec.task import JsonlDataset
+from streamrl.spec.tasks.datasets import JsonlDataset
 from streamrl_cli import ranker
 from streamrl_cli.profiling.record import read_profile
 from streamrl_cli.simulation.reading import read_rows

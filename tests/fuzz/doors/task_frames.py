@@ -15,7 +15,7 @@ import pytest
 
 from fuzz.harness import Door, Enter
 from streamrl.errors import UserError
-from streamrl.spec.task import Reward
+from streamrl.spec.tasks.rewards import Reward
 from streamrl_workers.process import framing
 from streamrl_workers.process.framing import ForeignBytesError, Frames
 from streamrl_workers.tasks import protocol

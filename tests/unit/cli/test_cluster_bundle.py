@@ -51,11 +51,38 @@ def test_a_data_file_of_a_folder_is_named_as_it_lies_in_the_config_map(tmp_path:
     (tmp_path / "data/questions.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     job = job_with(tmp_path, dataset={"jsonl": {"path": "data/questions.jsonl"}})
     bundle = collect(job, base_dir=tmp_path)
-    document = with_code(as_written(job, namespace="ml"), bundle, job=job)
+    document = with_code(as_written(job, namespace="ml"), job=job)
     assert document["spec"]["task"]["dataset"] == {"jsonl": {"path": "questions.jsonl"}}
     assert document["spec"]["task"]["code"] == {"configMapName": "minimal-code"}
     assert parse_job(document).spec.task.code is not None
     assert config_map(job, bundle, namespace="ml")["data"] == {"questions.jsonl": '{"prompt": "1+1=", "answer": "2"}\n'}
+
+
+def mixed(folder: Path, **paths: str) -> RLJob:
+    """A job with a task for each path."""
+    document = YAML(typ="safe", pure=True).load((ROOT / "tests/corpus/good/minimal.yaml").read_text())
+    own = {"rewards": reward("rewards:good"), "format": {"function": "shape:shown"}}
+    tasks = [{"name": name, "dataset": {"jsonl": {"path": path}}, **own} for name, path in paths.items()]
+    document["spec"]["task"] = {"mixture": tasks, "sampling": {"maxTokens": 8}}
+    (folder / "rewards.py").write_text(REWARD)
+    (folder / "shape.py").write_text(FORMAT)
+    for path in paths.values():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    return parse_job(document)
+
+
+def test_the_files_of_all_tasks_of_a_mixture_come_along(tmp_path: Path) -> None:
+    job = mixed(tmp_path, sums="data/sums.jsonl", words="words.jsonl")
+    assert mistakes(job, tmp_path) == []
+    assert sorted(collect(job, base_dir=tmp_path).files) == ["rewards.py", "shape.py", "sums.jsonl", "words.jsonl"]
+    tasks = with_code(as_written(job, namespace="ml"), job=job)["spec"]["task"]["mixture"]
+    assert [task["dataset"]["jsonl"]["path"] for task in tasks] == ["sums.jsonl", "words.jsonl"]
+
+
+def test_two_files_of_a_mixture_with_one_name_are_refused(tmp_path: Path) -> None:
+    (found,) = mistakes(mixed(tmp_path, a="a/rows.jsonl", b="b/rows.jsonl"), tmp_path)
+    assert found.startswith("spec.task.mixture[1].dataset.jsonl.path: must have another name than a/rows.jsonl")
 
 
 def test_bytes_that_are_no_text_are_kept_as_they_are(tmp_path: Path) -> None:

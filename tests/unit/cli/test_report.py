@@ -19,6 +19,7 @@ from streamrl_cli.reporting.page import (
     replicas,
     reward,
     reward_parts,
+    reward_tasks,
 )
 from streamrl_cli.runner.folder import RunFolder, create_folder
 from streamrl_cli.runner.progress import RunProgress, failures_text
@@ -192,6 +193,32 @@ def test_each_of_several_rewards_is_a_line(tmp_path: Path) -> None:
         ("answer", [1, 2, 3], [0.5] * 3),
         ("style", [1, 2, 3], [2.0] * 3),
     ]
+
+
+def test_each_task_of_a_mixture_has_its_lines_and_its_held_out_points(tmp_path: Path) -> None:
+    job = simulated_job()
+    alone = {name: job["spec"]["task"].pop(name) for name in ("dataset", "rewards")}
+    job["spec"]["task"]["mixture"] = [{"name": name, **alone} for name in ("sums", "game")]
+    folder = create_folder(parse_job(job), base_dir=tmp_path, parent=tmp_path)
+    means = [(0.5, 0.25), (0.5, None), (0.5, 0.25)]
+    lines = [
+        step(
+            at, tasks={"sums": {"reward_mean": sums}, "game": {"reward_mean": game}}, reward_parts={"sums/answer": sums}
+        )
+        for at, (sums, game) in enumerate(means)
+    ]
+    write_lines(folder, "steps", lines)
+    tasks = {"sums": {"mean_reward": 0.75}, "game": {"mean_reward": None}}
+    write_lines(folder, "evaluations", [{"step": 0, "mean_reward": 0.75, "tasks": tasks}])
+    run = read_run(folder.path)
+    traces = reward_tasks(run.steps, run.evaluations)["data"]
+    assert [(trace["name"], trace["x"], trace["y"]) for trace in traces] == [
+        ("sums", [1, 2, 3], [0.5] * 3),
+        ("sums, held-out", [0], [0.75]),
+        ("game", [1, 3], [0.25] * 2),
+        ("game, held-out", [0], [None]),
+    ]
+    assert "Reward by task" in [title for title, _, _ in all_charts(run)]
 
 
 @pytest.mark.parametrize(

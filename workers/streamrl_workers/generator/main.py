@@ -261,7 +261,7 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
         model_path=model_path,
         max_tokens=settings.spec.task.sampling.max_tokens,
         threads=settings.threads,
-        add_special_tokens=settings.spec.task.chat is None,
+        add_special_tokens=not settings.spec.task.has_chat,
         precision=settings.spec.trainer.precision,
         failed=failed,
         traces_endpoint=_traces_endpoint(settings.spec),

@@ -45,7 +45,7 @@ from streamrl_workers.models.warm_up import Survey, take_survey, warm_up, warm_u
 from streamrl_workers.process.shutdown import watch_parent
 from streamrl_workers.stream.object_store import StoreUnavailableError, local_directory, make_directory
 from streamrl_workers.stream.run_folder import write_model_path
-from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
+from streamrl_workers.tasks.dataset import MixedDataset, open_dataset
 
 RECIPE = 2
 """Version of the code that makes a scratch model; raise it when the same inputs give another model."""
@@ -126,19 +126,22 @@ def _find_directory(path: str, *, base_dir: Path, cache_dir: Path) -> Path:
 
 def _try_task(spec: RLJobSpec, *, base_dir: Path, directory: Path) -> None:
     """Open what the task pool will open and what can take long or fail for the model's sake: here a download may take hours."""
-    dataset, chat, supervised = spec.task.dataset, spec.task.chat, spec.algorithm.supervised
+    supervised = spec.algorithm.supervised
+    datasets = [task.dataset for task in spec.task.tasks]
     if (
-        dataset.hugging_face is not None
-        or chat is not None
-        or (dataset.jsonl is not None and is_url(dataset.jsonl.path))
+        spec.task.has_chat
         or supervised is not None
+        or any(
+            dataset.hugging_face is not None or (dataset.jsonl is not None and is_url(dataset.jsonl.path))
+            for dataset in datasets
+        )
     ):
         model_path = str(directory)
         opened = open_dataset(
             spec.task, seed=spec.seed, base_dir=base_dir, model_path=model_path, supervised=supervised
         )
         if supervised is not None:  # each row: what is wrong with one ends no run at its last step
-            opened.check()
+            opened.only.check()
 
 
 def recipe_hash(scratch: ScratchModel, *, seed: int, survey: Survey) -> str:
@@ -170,7 +173,7 @@ def _prepare_scratch(
 
 
 def _make(
-    scratch: ScratchModel, *, dataset: TaskDataset, survey: Survey, seed: int, directory: Path, report: Report
+    scratch: ScratchModel, *, dataset: MixedDataset, survey: Survey, seed: int, directory: Path, report: Report
 ) -> None:
     tokenizer = build_tokenizer(survey.characters, max_positions=scratch.max_positions)
     model: PreTrainedModel = build_model(scratch, tokenizer=tokenizer, seed=seed)

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from streamrl.errors import UserError
 from streamrl.spec.model import WarmUp
-from streamrl_workers.tasks.dataset import TaskDataset
+from streamrl_workers.tasks.dataset import MixedDataset
 
 IGNORED = -100
 """Label of a position that is not imitated: what torch's cross entropy leaves out."""
@@ -142,12 +142,12 @@ class Survey:
     """SHA-256 of the pairs that the warm-up reads, in order."""
 
 
-def warm_up_pairs(dataset: TaskDataset, *, spec: WarmUp) -> Iterator[WarmUpPair]:
+def warm_up_pairs(dataset: MixedDataset, *, spec: WarmUp) -> Iterator[WarmUpPair]:
     """The pairs of the warm-up, in order: as many as it reads."""
     return _train_pairs(dataset, count=spec.steps * spec.batch_size)
 
 
-def take_survey(dataset: TaskDataset, *, spec: WarmUp) -> Survey:
+def take_survey(dataset: MixedDataset, *, spec: WarmUp) -> Survey:
     """Look at all of them. Raises `UserError` if one has no target to imitate."""
     characters: set[str] = set()
     digest = hashlib.sha256()
@@ -162,7 +162,7 @@ def take_survey(dataset: TaskDataset, *, spec: WarmUp) -> Survey:
     return Survey(characters=frozenset(characters), digest=digest.hexdigest())
 
 
-def _train_pairs(dataset: TaskDataset, *, count: int) -> Iterator[WarmUpPair]:
+def _train_pairs(dataset: MixedDataset, *, count: int) -> Iterator[WarmUpPair]:
     for index in range(count):
         item = dataset.item("train", index)
         yield WarmUpPair(prompt=item.prompt, target=item.target)

@@ -1,7 +1,7 @@
 """Rewards that another decides: the data set (`verifier`), a function of the user's (`python`), the environment (`environment`)."""
 
 from streamrl.spec.base import PythonFunction
-from streamrl.spec.task import EnvironmentReward, VerifierReward
+from streamrl.spec.tasks.rewards import EnvironmentReward, VerifierReward
 from streamrl_workers.rewards.base import Item, RewardContext, Scorer, load_function, make_extract
 
 KEYWORDS = ("prompt", "completion", "answer", "metadata")

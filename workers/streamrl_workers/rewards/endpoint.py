@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from streamrl.errors import UserError, shorten
-from streamrl.spec.task import HttpReward
+from streamrl.spec.tasks.rewards import HttpReward
 from streamrl_workers.rewards.base import Item, RewardContext
 
 if TYPE_CHECKING:

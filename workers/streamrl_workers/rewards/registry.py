@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamrl.errors import shorten
-from streamrl.spec.task import Reward
+from streamrl.spec.tasks.rewards import Reward
 from streamrl_workers.rewards import asked, endpoint, texts
 from streamrl_workers.rewards.base import Item, RewardContext, Scorer, Verify
 from streamrl_workers.rewards.endpoint import HttpEndpoint

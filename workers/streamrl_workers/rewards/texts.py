@@ -4,7 +4,7 @@ import functools
 import logging
 from typing import Any
 
-from streamrl.spec.task import ExactMatchReward, MathVerifyReward, RegexReward
+from streamrl.spec.tasks.rewards import ExactMatchReward, MathVerifyReward, RegexReward
 from streamrl_workers.rewards.base import Item, RewardContext, Scorer, compile_pattern, make_extract
 
 REFERENCE_MARK = "####"

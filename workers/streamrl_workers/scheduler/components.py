@@ -69,7 +69,7 @@ def make_components(
     """The collaborators of one run, as its journal leaves them. `lengths`, `curves`: as `Core` has them."""
     outbox = Outbox()
     window = Window(batch_groups=settings.batch_groups, staleness=settings.staleness, step=frontier(recovered))
-    groups = GroupTable(window)
+    groups = GroupTable(window, task_name=settings.task_name)
     fleet = Fleet(first_lease=first_lease, curves=curves)
     if lengths is None:
         lengths = Lengths(LengthHistory(recovered.prompt_lengths), signals=settings.length_signals)
@@ -158,6 +158,18 @@ def speeds(fleet: Fleet) -> dict[str, LatencyCurve]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSummary:
+    """One task of a mixture in one recorded step."""
+
+    groups: int
+    """Of the step."""
+    stats: SampleStats
+    """Of these."""
+    dropped_groups: int
+    """Since the step before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
     """What one recorded step consumed, and what happened since the step before."""
 
@@ -165,6 +177,8 @@ class StepSummary:
     step: int
     stats: SampleStats
     """Of its groups."""
+    tasks: Mapping[str, TaskSummary]
+    """By name, of each task of a mixture; empty: there is one task."""
     staleness_histogram: Mapping[int, int]
     """Staleness in steps -> groups, rising."""
     trainer_metrics: Mapping[str, float]
@@ -227,6 +241,8 @@ class CoreView:
     """Samples that went on at another generator because it paid, since the start."""
     dropped_groups: Mapping[str, int]
     """Reason -> groups, since the start."""
+    dropped_groups_of: Mapping[str, int]
+    """Task -> groups, since the start; without a mixture its name is empty."""
     score_failures: Mapping[str, int]
     """Kind -> samples that got no reward, training and held-out ones, since the start."""
     order: Order

@@ -382,6 +382,7 @@ class Core:
             reissued_samples=parts.lifecycle.reissued,
             moved_samples=parts.lifecycle.moved,
             dropped_groups=dict(parts.groups.dropped),
+            dropped_groups_of=dict(parts.groups.dropped_of),
             score_failures=dict(parts.lifecycle.failures),
         )
 
@@ -442,7 +443,7 @@ class Core:
                 planned.append(group)
             elif not group.recorded and not parts.window.may_begin(group.start_version or 0):
                 self._outbox.write(Dropped(group_id=group.group_id, reason=GroupEvent.TOO_STALE.value))
-                parts.groups.dropped[GroupEvent.TOO_STALE.value] += 1
+                parts.groups.count_drop(group, GroupEvent.TOO_STALE)
                 continue
             parts.groups.add(group)
             if group.state is GroupState.SCORED and not group.recorded:

@@ -17,7 +17,8 @@ result, an unfinished one is done again.
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from functools import partial
 
 from streamrl.proto import stream_pb2 as pb
@@ -25,7 +26,7 @@ from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease, Version
 from streamrl_workers.scheduler.groups.sample import Sample, fault
 from streamrl_workers.scheduler.kv_memory import KvEstimate, KvSize
-from streamrl_workers.scheduler.records import Evaluated
+from streamrl_workers.scheduler.records import Evaluated, EvaluatedTask
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.scheduler.versions.sources import WeightSources
 from streamrl_workers.scheduler.versions.turns import WeightTurns
@@ -69,9 +70,6 @@ class Evaluator:
         self._failures = failures
         self._kv = kv
         self._prompts: dict[int, str] = {}
-        self._greedy = pb.Sampling(
-            temperature=0.0, top_p=1.0, max_tokens=settings.sampling.max_tokens, stop=settings.sampling.stop
-        )
         self.version: Version | None = None
         self._waiting: deque[_Answer] = deque()
         self._samples: dict[_Answer, Sample] = {}
@@ -164,10 +162,11 @@ class Evaluator:
         assert self.version is not None
         index, answer = key = self._waiting.popleft()
         number = group_number(self.version[1], index)
-        sample = self._samples.setdefault(key, Sample.new(answer, max_turns=self._settings.max_turns))
+        sample = self._samples.setdefault(key, Sample.new(answer, max_turns=self._settings.max_turns_of(index)))
         size = self._size(key)
         lease = self._fleet.lend(generator, group_id=number, sample_index=answer, size=size, evaluation=True)
-        sampling = self._settings.sampling if answer else self._greedy
+        sampling = self._settings.sampling_of(index)
+        sampling = sampling if answer else _greedy(sampling)
         job_seed = self._settings.seed
         prompt = self._prompts[index]
         request = sample.request(lease, prompt=prompt, sampling=sampling, job_seed=job_seed, pinned=True)
@@ -182,7 +181,7 @@ class Evaluator:
             self._fleet.end(lease.number)
             self._result(key, None)
             return
-        max_tokens = self._greedy.max_tokens
+        max_tokens = self._settings.sampling_of(key[0]).max_tokens
         if fault(lease, sample, item, newest_step=lease.version_step, max_tokens=max_tokens):
             self._refuse(lease, key)
             return
@@ -213,7 +212,7 @@ class Evaluator:
         if sample.turns.asked != answer.lease or key in self._rewards:
             return
         self._progressed = True
-        if sample.answered(answer, max_turns=self._settings.max_turns):
+        if sample.answered(answer, max_turns=self._settings.max_turns_of(key[0])):
             self._waiting.append(key)
         elif answer.error:
             self._result(key, None, kind=answer.kind)
@@ -263,21 +262,32 @@ class Evaluator:
 
     def _finish(self) -> None:
         assert self.version is not None
-        scored = {key: reward for key, reward in self._rewards.items() if reward is not None}
-        greedy = [reward for (_, answer), reward in scored.items() if answer == 0]
-        ended = [key for key in self._rewards if key[1] == 0]
+        prompts = range(self._settings.evaluation_prompts)
+        of_task: dict[str, set[int]] = {task.name: set() for task in self._settings.mixture}
+        for index in prompts if of_task else ():
+            of_task[self._settings.task_name(index)].add(index)
         result = Evaluated(
             step=self.version[1],
-            mean_reward=_mean(greedy),
-            sampled_reward=_mean([reward for (_, answer), reward in scored.items() if answer > 0]),
-            prompts=self._settings.evaluation_prompts,
-            failed=self._settings.evaluation_prompts - len(greedy),
-            mean_tokens=_mean([self._samples[key].completion_tokens if key in self._samples else 0 for key in ended])
-            or 0.0,
+            **asdict(self._result_of(prompts)),
+            tasks={name: self._result_of(indexes) for name, indexes in of_task.items()},
         )
         self._writing = True
         self._done.add(result.step)
         self._outbox.write(result, then=partial(self._recorded, result))
+
+    def _result_of(self, prompts: Collection[int]) -> EvaluatedTask:
+        """Of the answers to these prompts."""
+        ended = [key for key in self._rewards if key[0] in prompts]
+        scored = [(answer, reward) for index, answer in ended if (reward := self._rewards[index, answer]) is not None]
+        greedy = [reward for answer, reward in scored if answer == 0]
+        tokens = [self._samples[key].completion_tokens if key in self._samples else 0 for key in ended if key[1] == 0]
+        return EvaluatedTask(
+            mean_reward=_mean(greedy),
+            sampled_reward=_mean([reward for answer, reward in scored if answer > 0]),
+            prompts=len(prompts),
+            failed=len(prompts) - len(greedy),
+            mean_tokens=_mean(tokens) or 0.0,
+        )
 
     def _recorded(self, result: Evaluated) -> None:
         self.last = result
@@ -287,6 +297,10 @@ class Evaluator:
 
 def _answer(event: Lease | TurnAnswer | Score) -> _Answer:
     return event.group_id & ((1 << _STEP_SHIFT) - 1), event.sample_index
+
+
+def _greedy(given: pb.Sampling) -> pb.Sampling:
+    return pb.Sampling(temperature=0.0, top_p=1.0, max_tokens=given.max_tokens, stop=given.stop)
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -93,6 +93,19 @@ class Evaluated:
     prompts: int
     failed: int  # greedy answers without a reward
     mean_tokens: float  # of the greedy answers
+    tasks: Mapping[str, "EvaluatedTask"] = field(default_factory=dict)
+    """By name, of each task of a mixture; not in the journal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedTask:
+    """The same of the prompts of one task."""
+
+    mean_reward: float | None
+    sampled_reward: float | None
+    prompts: int
+    failed: int
+    mean_tokens: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_CODE_DIR, ENV_GRPC_PORT, ENV_PROCESS, ENV_RUN_DIR, ENV_SIGNALS_PORT, FILE_JOB
+from streamrl.mixture import Mixture
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from streamrl.spec.base import SpecModel, parse_bytes
 from streamrl.spec.rljob import RLJobSpec
 from streamrl.spec.scheduling import Rebalance
-from streamrl.spec.task import Sampling
+from streamrl.spec.task import Sampling, SingleTask
 from streamrl.spec.training import Mode
 from streamrl_workers.process.environment_variables import (
     WorkerVariables,
@@ -37,6 +38,16 @@ MAX_LOOK_AHEAD = 8192
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSettings:
+    """A task of a mixture."""
+
+    name: str
+    sampling: pb.Sampling
+    max_turns: int | None = None
+    """As `SchedulerSettings` has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSettings:
     """The job as the scheduler's core sees it."""
 
@@ -48,6 +59,7 @@ class SchedulerSettings:
     group_size: int
     """G: samples of one group."""
     sampling: pb.Sampling
+    """With a mixture: what is one for all tasks, and bounds the others."""
     seed: int
     evaluation_prompts: int
     evaluation_sampled: int = 0
@@ -84,10 +96,26 @@ class SchedulerSettings:
     """Whether samples are the data set's own answers: generators evaluate only."""
     evaluates: bool = True
     """Whether there are generators to answer held-out prompts."""
+    mixture: tuple[TaskSettings, ...] = ()
+    """Empty: there is one task."""
+    shares: Mixture = field(default_factory=lambda: Mixture([1]))
+    """Which prompt is of which task, of either split."""
     shares_uplink: bool = False
     """Whether other clusters take versions over one uplink, in turn."""
     copies_url: str | None = None
     """Object store that the trainer's checkpoint may be from."""
+
+    def sampling_of(self, prompt_index: int) -> pb.Sampling:
+        """How answers to this prompt are sampled."""
+        return self.mixture[self.shares.task_of(prompt_index)].sampling if self.mixture else self.sampling
+
+    def max_turns_of(self, prompt_index: int) -> int | None:
+        """Turns of the model from this prompt on; None: there is no environment."""
+        return self.mixture[self.shares.task_of(prompt_index)].max_turns if self.mixture else self.max_turns
+
+    def task_name(self, prompt_index: int) -> str:
+        """Of the task that this prompt is of; empty: there is one."""
+        return self.mixture[self.shares.task_of(prompt_index)].name if self.mixture else ""
 
     @classmethod
     def from_job(cls, spec: RLJobSpec) -> "SchedulerSettings":
@@ -119,7 +147,9 @@ class SchedulerSettings:
             waits_are_phases=pipeline.mode in _PHASE_MODES,
             draws_per_step=_draws_per_step(spec.algorithm),
             archived_percent=spec.storage.archive.share_percent,
-            max_turns=None if spec.task.turns is None else spec.task.turns.max_turns,
+            max_turns=None if spec.task.mixture else _max_turns(spec.task.tasks[0]),
+            mixture=tuple(_task(task) for task in spec.task.tasks if task.name),
+            shares=spec.task.shares,
             supervised=spec.algorithm.supervised is not None,
             evaluates=bool(spec.generators),
             shares_uplink=spec.weights.has_uplink and partial_rollouts,
@@ -131,6 +161,14 @@ def _draws_per_step(algorithm: AlgorithmSpec) -> int:
     """An algorithm wants dynamic sampling if it has the field."""
     sampling = getattr(algorithm.value, "dynamic_sampling", None)
     return sampling.max_draws_per_step if isinstance(sampling, DynamicSamplingSpec) else 1
+
+
+def _task(task: SingleTask) -> TaskSettings:
+    return TaskSettings(name=task.name, sampling=_sampling(task.sampling), max_turns=_max_turns(task))
+
+
+def _max_turns(task: SingleTask) -> int | None:
+    return None if task.turns is None else task.turns.max_turns
 
 
 def _sampling(spec: Sampling) -> pb.Sampling:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.components import SchedulerComponents, StepSummary
+from streamrl_workers.scheduler.components import SchedulerComponents, StepSummary, TaskSummary
 from streamrl_workers.scheduler.effects import DeliverGroup
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState
 from streamrl_workers.scheduler.groups.staleness import batch_complete
@@ -24,6 +24,7 @@ from streamrl_workers.scheduler.records import (
     AttemptStarted,
     Checkpointed,
     Recovered,
+    SampleStats,
     StepTaken,
     add_up,
 )
@@ -74,8 +75,8 @@ class TrainerFeed:
         self._first_undelivered: int | None = None
         """No group of a lower number is to be delivered in the step that has no record yet. None: not looked for yet."""
         self._idle_cause = ""
-        self._counted: tuple[int, Counter[str], Counter[str]] = 0, Counter(), Counter()
-        """Reissued samples, dropped groups and samples without a reward, as the step before found them."""
+        self._counted: tuple[int, Counter[str], Counter[str], Counter[str]] = 0, Counter(), Counter(), Counter()
+        """Reissued samples, dropped groups by reason and by task, samples without a reward, as the step before found them."""
         self.last_step: StepSummary | None = None
         self.newest_checkpoint: tuple[int, str] | None = None
         """Step and path of the newest checkpoint that the trainer has told of."""
@@ -246,8 +247,9 @@ class TrainerFeed:
         return summary
 
     def _summarize(self, done: pb.StepDone, groups: Sequence[Group]) -> StepSummary:
-        reissued, dropped, failures = self._counted
-        self._counted = self._lifecycle.reissued, self._groups.dropped.copy(), self._lifecycle.failures.copy()
+        reissued, dropped, dropped_of, failures = self._counted
+        dropped_now = self._groups.dropped.copy(), self._groups.dropped_of.copy()
+        self._counted = self._lifecycle.reissued, *dropped_now, self._lifecycle.failures.copy()
         stats = [group.stats for group in groups if group.stats is not None]
         assert len(stats) == len(groups), "a group that was not scored is in a step"
         staleness = Counter(done.step - group.start_version for group in groups if group.start_version is not None)
@@ -255,12 +257,24 @@ class TrainerFeed:
             attempt=self.attempt,
             step=done.step,
             stats=add_up(stats),
+            tasks=self._tasks(groups, dropped=self._counted[2] - dropped_of),
             staleness_histogram=dict(sorted(staleness.items())),
             trainer_metrics=dict(done.metrics),
             reissued_samples=self._counted[0] - reissued,
             dropped_groups=self._counted[1] - dropped,
-            score_failures=self._counted[2] - failures,
+            score_failures=self._counted[3] - failures,
         )
+
+    def _tasks(self, groups: Sequence[Group], *, dropped: Mapping[str, int]) -> dict[str, TaskSummary]:
+        """What each task of a mixture had in a step."""
+        of: dict[str, list[SampleStats]] = {task.name: [] for task in self._settings.mixture}
+        for group in groups if of else ():
+            assert group.stats is not None
+            of[self._settings.task_name(group.prompt_index)].append(group.stats)
+        return {
+            name: TaskSummary(groups=len(stats), stats=add_up(stats), dropped_groups=dropped.get(name, 0))
+            for name, stats in of.items()
+        }
 
     def _recorded(self, summary: StepSummary) -> None:
         self.last_step = summary

@@ -36,14 +36,14 @@ async def _serve(connection: socket.socket, sources: TaskSources) -> int:
     assert sources.agents is not None
     host = AgentHost(sources.agents)
     await host.start()
-    item_of = functools.lru_cache(maxsize=ITEMS_KEPT)(functools.partial(_item, sources.dataset))
+    item_of = functools.lru_cache(maxsize=ITEMS_KEPT)(functools.partial(_item, sources.dataset.only))
     transport, frames = await framing.open_frames(connection)
     answering: set[asyncio.Task[None]] = set()
     while (message := await frames.read(limit_s=framing.FOREVER_S)) is not None:
         number, (name, fields, *item) = message
         asked = protocol.decode_request([name, fields])
         reads = functools.partial(_told_item, *item) if item else item_of
-        answer = _answer(host, sources.dataset, transport, number=number, request=asked, item_of=reads)
+        answer = _answer(host, sources.dataset.only, transport, number=number, request=asked, item_of=reads)
         task = asyncio.create_task(answer, name=f"agent-{number}")
         answering.add(task)
         task.add_done_callback(answering.discard)
@@ -112,7 +112,7 @@ def read_items(connection: socket.socket, sources: TaskSources) -> int:
         number, (split, index) = message
         connection.sendall(framing.encode([number, MAKING_ITEM]))
         try:
-            row: Any = _item_text(sources.dataset, split, index)
+            row: Any = _item_text(sources.dataset.only, split, index)
         except Exception as error:  # noqa: BLE001 - whatever keeps an item from being read is its failure
             row = failure_row(WHERE, error)
         connection.sendall(framing.encode([number, row]))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError, shorten
 from streamrl.files import parse_json, read_json
-from streamrl.spec.task import Chat, Task
+from streamrl.spec.task import Chat, SingleTask
 from streamrl_workers.stream.packing import pack_int32
 from streamrl_workers.tasks.values import Demonstration
 
@@ -177,7 +177,7 @@ SUPERVISED_FIELD = "spec.algorithm.supervised"
 class Demonstrations:
     """Answers of the data set as samples, as an engine would have made them: the answer's tokens and the end token, cut behind `maxTokens`."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, task: Task, positions: int | None) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, task: SingleTask, positions: int | None) -> None:
         """`positions`: of the model, prompt and answer together; None: any number."""
         self._tokenizer = tokenizer
         self._positions = positions
@@ -217,7 +217,7 @@ class Demonstrations:
         return tokens
 
 
-def open_demonstrations(task: Task, *, model_path: str) -> Demonstrations:
+def open_demonstrations(task: SingleTask, *, model_path: str) -> Demonstrations:
     """By the model in the directory. Raises `UserError` if it has no tokenizer for this."""
     tokenizer = load_fast_tokenizer(model_path, field=SUPERVISED_FIELD)
     return Demonstrations(tokenizer, task=task, positions=_positions(read_json(Path(model_path) / "config.json")))

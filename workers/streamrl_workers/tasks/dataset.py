@@ -1,7 +1,7 @@
 """A data set as the rest sees it: items by (split, index), made again at any time from these and the seed alone.
 
 A source (one file for each kind, `DATASETS` names them) gives questions; this file adds the user's format and the chat
-template. `open_dataset` is the door. It does not score.
+template, and mixes the tasks of a job (`streamrl/mixture.py`). `open_dataset` is the door. It does not score.
 
 Invariants:
 - No question of one split is a question of the other. A row of a finite data set is held out by the hash of its prompt; the
@@ -9,20 +9,24 @@ Invariants:
 - Train item i of n rows is row `permutation(seed, i // n)[i % n]`: every row once in each pass, each pass in its own order.
 """
 
+import contextlib
 import functools
 import hashlib
 import math
 import random
+import re
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from streamrl.errors import UserError
+from streamrl.mixture import Mixture
 from streamrl.spec.algorithm import SupervisedSpec
 from streamrl.spec.base import PythonFunction
-from streamrl.spec.task import JsonlDataset, ReasoningGymDataset, Task
+from streamrl.spec.task import SingleTask, Task
+from streamrl.spec.tasks.datasets import JsonlDataset, ReasoningGymDataset
 from streamrl_workers.rewards.base import Item, load_function
 from streamrl_workers.tasks.chat import (
     SUPERVISED_FIELD,
@@ -131,6 +135,40 @@ class TaskDataset:
                 self.demonstration(self.item(split, index))
 
 
+class MixedDataset:
+    """The data sets of a job's tasks, in the shares of the mixture; mostly there is one."""
+
+    def __init__(self, tasks: Sequence[TaskDataset], *, shares: Mixture) -> None:
+        """`shares`: says which item is of which of `tasks`."""
+        self.tasks = tuple(tasks)
+        self.shares = shares
+
+    @property
+    def only(self) -> TaskDataset:
+        """Of a job of one task, as those with agents are."""
+        [task] = self.tasks
+        return task
+
+    @property
+    def held_out_size(self) -> int | None:
+        """Held-out items, until the first task has no more; None = endless."""
+        return self.shares.size([task.held_out_size for task in self.tasks])
+
+    def question(self, split: Split, index: int) -> Question:
+        """Question `index` of a split, before the user's format."""
+        task, own = self.shares.place(index)
+        return self.tasks[task].question(split, own)
+
+    def item(self, split: Split, index: int) -> Item:
+        """Item `index` of a split. Raises as that of its task."""
+        task, own = self.shares.place(index)
+        return self.tasks[task].item(split, own)
+
+    def demonstration(self, item: Item) -> Demonstration | None:
+        """The item's answer as a sample, of a supervised job, which has one task."""
+        return self.only.demonstration(item) if len(self.tasks) == 1 else None
+
+
 def _encodable(text: str) -> str:
     """The text, if messages can carry it: whatever made it, a lone surrogate goes no further than here."""
     try:
@@ -177,7 +215,7 @@ def _checked_texts(texts: object) -> tuple[str, str]:
     )
 
 
-def _reasoning_gym(task: Task, *, seed: int, base_dir: Path) -> QuestionSource:
+def _reasoning_gym(task: SingleTask, *, seed: int, base_dir: Path) -> QuestionSource:
     from streamrl_workers.tasks.procedural import open_procedural
 
     del base_dir  # has no files
@@ -185,14 +223,14 @@ def _reasoning_gym(task: Task, *, seed: int, base_dir: Path) -> QuestionSource:
     return open_procedural(task.dataset.value, seed=seed)
 
 
-def _jsonl(task: Task, *, seed: int, base_dir: Path) -> QuestionSource:
+def _jsonl(task: SingleTask, *, seed: int, base_dir: Path) -> QuestionSource:
     from streamrl_workers.tasks.jsonl import open_jsonl
 
     assert isinstance(task.dataset.value, JsonlDataset)
     return open_jsonl(task.dataset.value, seed=seed, base_dir=base_dir)
 
 
-def _hugging_face(task: Task, *, seed: int, base_dir: Path) -> QuestionSource:
+def _hugging_face(task: SingleTask, *, seed: int, base_dir: Path) -> QuestionSource:
     from streamrl_workers.tasks.huggingface import open_huggingface
 
     return open_huggingface(task, seed=seed, base_dir=base_dir)
@@ -205,10 +243,25 @@ DATASETS: dict[str, Callable[..., QuestionSource]] = {
 }
 
 
+_OF_A_TASK = re.compile(r"\bspec\.task\.(?=(dataset|format|chat|environment|rewards)\b)")
+
+
+@contextlib.contextmanager
+def errors_of(task: SingleTask) -> Iterator[None]:
+    """User errors about a field of a task name it where the job has it: in the mixture, if there is one."""
+    try:
+        yield
+    except UserError as error:
+        if not task.name:
+            raise
+        field, rule, fix = (_OF_A_TASK.sub(f"{task.field}.", text) for text in (error.field, error.rule, error.fix))
+        raise UserError(field=field, rule=rule, got=error.got, fix=fix) from error
+
+
 def open_dataset(
     task: Task, *, seed: int, base_dir: Path, model_path: str = "", supervised: SupervisedSpec | None = None
-) -> TaskDataset:
-    """Open the task's data set; makes one item of each split, so that what is wrong shows at once.
+) -> MixedDataset:
+    """Open the data sets of all tasks; makes one item of each split of each, so that what is wrong shows at once.
 
     Args:
         task: what the job says.
@@ -220,20 +273,31 @@ def open_dataset(
     Raises:
         UserError: the data set, its file, the format function or the chat template cannot be used.
     """
-    chat = None if task.chat is None else open_chat(task.chat, model_path=model_path)
-    source = DATASETS[task.dataset.key](task, seed=seed, base_dir=base_dir)
-    if supervised is not None and supervised.min_reward is not None:
-        _keep_best(source, supervised, least=supervised.min_reward)
-    dataset = TaskDataset(
-        source,
-        make_texts=make_format(task.format, base_dir=base_dir),
-        chat=chat,
-        demonstrations=None if supervised is None else open_demonstrations(task, model_path=model_path),
-        reward_field=None if supervised is None else supervised.reward_field,
-    )
-    dataset.item("train", 0)
-    dataset.item("held_out", 0)
-    return dataset
+    tasks = [
+        _open_task(one, seed=seed, base_dir=base_dir, model_path=model_path, supervised=supervised)
+        for one in task.tasks
+    ]
+    return MixedDataset(tasks, shares=task.shares)
+
+
+def _open_task(
+    task: SingleTask, *, seed: int, base_dir: Path, model_path: str, supervised: SupervisedSpec | None
+) -> TaskDataset:
+    with errors_of(task):
+        chat = None if task.chat is None else open_chat(task.chat, model_path=model_path)
+        source = DATASETS[task.dataset.key](task, seed=seed, base_dir=base_dir)
+        if supervised is not None and supervised.min_reward is not None:
+            _keep_best(source, supervised, least=supervised.min_reward)
+        dataset = TaskDataset(
+            source,
+            make_texts=make_format(task.format, base_dir=base_dir),
+            chat=chat,
+            demonstrations=None if supervised is None else open_demonstrations(task, model_path=model_path),
+            reward_field=None if supervised is None else supervised.reward_field,
+        )
+        dataset.item("train", 0)
+        dataset.item("held_out", 0)
+        return dataset
 
 
 def _keep_best(source: QuestionSource, supervised: SupervisedSpec, *, least: float) -> None:
@@ -273,10 +337,11 @@ class _NoSource:
         raise AssertionError(f"{answer} to {item.source_index} is scored elsewhere")
 
 
-def open_no_dataset(task: Task, *, model_path: str) -> TaskDataset:
+def open_no_dataset(task: Task, *, model_path: str) -> MixedDataset:
     """Of the task its chat template alone. Raises `UserError` as `open_dataset`."""
     chat = None if task.chat is None else open_chat(task.chat, model_path=model_path)
-    return TaskDataset(_NoSource(), make_texts=lambda question: (question.question, ""), chat=chat)
+    nothing = TaskDataset(_NoSource(), make_texts=lambda question: (question.question, ""), chat=chat)
+    return MixedDataset([nothing], shares=task.shares)
 
 
 def hash_of(prompt: str) -> int:

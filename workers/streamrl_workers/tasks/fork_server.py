@@ -138,7 +138,7 @@ class ForkServer:
             "only_agents": only_agents,
             "supervised": None if supervised is None else supervised.model_dump_json(by_alias=True, exclude_none=True),
         }
-        self._needs_model = job.spec.task.chat is not None or supervised is not None
+        self._needs_model = job.spec.task.has_chat or supervised is not None
         self._connections: dict[int, Connection] = {}
         self._spawned = 0
         self._child: ChildProcess | HostedProcess | None = None

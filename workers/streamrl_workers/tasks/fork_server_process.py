@@ -43,7 +43,7 @@ from streamrl_workers.process import framing
 from streamrl_workers.process.heartbeat import touch
 from streamrl_workers.process.orphans import adopt_orphans, children, die_with, kill_children, kill_orphans
 from streamrl_workers.rewards.registry import make_parts
-from streamrl_workers.tasks.dataset import TaskDataset, open_dataset, open_no_dataset
+from streamrl_workers.tasks.dataset import MixedDataset, errors_of, open_dataset, open_no_dataset
 from streamrl_workers.tasks.protocol import (
     COMMAND,
     KILL,
@@ -95,8 +95,11 @@ def _open(config: dict[str, Any]) -> TaskSources:
         model_path=config["model_path"],
         supervised=_supervised(config),
     )
-    parts = make_parts(task.rewards, verify=dataset.verify, base_dir=base_dir)
-    environments = open_environment(task.environment, seed=config["seed"], base_dir=base_dir)
+    parts, environments = [], []
+    for one, questions in zip(task.tasks, dataset.tasks, strict=True):
+        with errors_of(one):
+            parts.append(make_parts(one.rewards, verify=questions.verify, base_dir=base_dir))
+            environments.append(open_environment(one.environment, seed=config["seed"], base_dir=base_dir))
     apart = task.agent is None or task.agent.pool is not None
     agents = None if apart else _open_agents(config, task, dataset)
     return TaskSources(dataset=dataset, parts=parts, environments=environments, agents=agents)
@@ -106,11 +109,11 @@ def _supervised(config: dict[str, Any]) -> SupervisedSpec | None:
     return None if config["supervised"] is None else SupervisedSpec.model_validate_json(config["supervised"])
 
 
-def _open_agents(config: dict[str, Any], task: Task, dataset: TaskDataset) -> "AgentSource | None":
+def _open_agents(config: dict[str, Any], task: Task, dataset: MixedDataset) -> "AgentSource | None":
     from streamrl_workers.agents.host import open_agents
     from streamrl_workers.agents.transcript import PlainTemplate
 
-    template, base_dir = dataset.chat or PlainTemplate(), Path(config["base_dir"])
+    template, base_dir = dataset.only.chat or PlainTemplate(), Path(config["base_dir"])
     return open_agents(task.agent, seed=config["seed"], base_dir=base_dir, template=template, stops=task.sampling.stop)
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError, shorten
-from streamrl.spec.task import HuggingFaceDataset, Task
+from streamrl.spec.task import SingleTask
+from streamrl.spec.tasks.datasets import HuggingFaceDataset
 from streamrl_workers.tasks.dataset import Question, RowSource, hash_of, split_rows, text_of
 
 if TYPE_CHECKING:
@@ -37,13 +38,13 @@ _MAX_LISTED = 20
 """More splits than this would fill the screen."""
 
 
-def open_huggingface(task: Task, *, seed: int, base_dir: Path) -> RowSource:
+def open_huggingface(task: SingleTask, *, seed: int, base_dir: Path) -> RowSource:
     """Load the splits and check every row.
 
     Raises:
         UserError: the data set, a split or a field is absent, or a row has no usable prompt or answer.
     """
-    options, held_out_split = task.dataset.value, task.evaluation.split
+    options, held_out_split = task.dataset.value, task.held_out_split
     assert isinstance(options, HuggingFaceDataset)
     names = [options.split] if held_out_split is None else [options.split, held_out_split]
     if len(set(names)) != len(names):

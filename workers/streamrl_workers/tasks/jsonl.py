@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from streamrl.errors import UserError
 from streamrl.files import bounded_lines, open_regular, parse_json
-from streamrl.spec.task import JsonlDataset
+from streamrl.spec.tasks.datasets import JsonlDataset
 from streamrl_workers.stream.object_store import local_file
 from streamrl_workers.tasks.dataset import Question, RowSource, hash_of, split_rows, text_of
 

@@ -27,7 +27,7 @@ from typing import Any, get_args
 from streamrl import names
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
-from streamrl.spec.task import AgentSpec
+from streamrl.spec.task import AgentSpec, SingleTask
 from streamrl_workers.tasks.agent_hosts import AgentHosts, ItemPlace, item_place
 from streamrl_workers.tasks.fork_server import ForkServer
 from streamrl_workers.tasks.protocol import (
@@ -50,11 +50,13 @@ from streamrl_workers.tasks.values import (
     Result,
     ScoreSample,
     TaskPoolError,
+    index_of,
 )
 from streamrl_workers.tasks.worker_slots import (
     ConcurrentSlot,
     PoolProcess,
     StageLimit,
+    TaskDuties,
     Took,
     WorkerDuties,
     WorkerSlot,
@@ -89,8 +91,10 @@ class TaskPool:
         self._host = host
         self._memory_limit_bytes = memory_limit_bytes
         self._count = processes or job.spec.task.processes
-        self._rewards = job.spec.task.rewards
-        endpoints = [(reward.http, reward.timeout_seconds) for reward in self._rewards if reward.http is not None]
+        self._shares = job.spec.task.shares
+        self._duties = [TaskDuties(rewards=task.rewards, limits=_limits(task)) for task in job.spec.task.tasks]
+        rewards = [reward for task in job.spec.task.tasks for reward in task.rewards]
+        endpoints = [(reward.http, reward.timeout_seconds) for reward in rewards if reward.http is not None]
         at_once = min((http.most_at_once(timeout_s) for http, timeout_s in endpoints), default=None)
         self._backlog = Backlog(slots=self._count, most_completions=at_once)
         self._fork_server: ForkServer | None = None
@@ -156,8 +160,7 @@ class TaskPool:
             await self.close()
             raise
         duties = WorkerDuties(
-            rewards=self._rewards,
-            limits=_limits(self._job),
+            of=self._of,
             take=self._backlog.take,
             put_back=self._backlog.put_back,
             finish=self._on_row,
@@ -217,12 +220,13 @@ class TaskPool:
         """An item is done, or its endpoints are still to be asked."""
         match row:
             case [values, str(body)] if self._endpoints is not None and isinstance(values, list):
-                self._endpoints.ask(work, body, row_of=partial(endpoint_row, values=values))
+                asked = [self._shares.task_of(index_of(work.request)), body]
+                self._endpoints.ask(work, asked, row_of=partial(endpoint_row, values=values))
                 return
             case {"kind": kind}:
                 self.failures[kind] += 1
         try:
-            self._backlog.finish(work, result_of(work.request, row, rewards=self._rewards))
+            self._backlog.finish(work, result_of(work.request, row, rewards=self._of(work.request).rewards))
         except UserError as error:
             self._backlog.close(error)
 
@@ -241,11 +245,14 @@ class TaskPool:
         else:
             self._on_row(work, row)
 
-    def _on_endpoints(self, seconds: float) -> None:
+    def _on_endpoints(self, work: WorkItem, seconds: float) -> None:
         """They are asked at once and answer together."""
-        for reward in self._rewards:
+        for reward in self._of(work.request).rewards:
             if reward.http is not None:
                 self.reward_took(reward.name, seconds)
+
+    def _of(self, request: Request) -> TaskDuties:
+        return self._duties[self._shares.task_of(index_of(request))]
 
     async def _keep(self, run: Coroutine[Any, Any, None]) -> None:
         """Run a slot; if its process cannot be had, the pool fails as a whole."""
@@ -282,9 +289,8 @@ def single_requests(request: NeedPrompts | PlayTurn) -> Iterator[NeedPrompts | P
         yield replace(request, first_index=index, count=1)
 
 
-def _limits(job: RLJob) -> dict[int, StageLimit]:
+def _limits(task: SingleTask) -> dict[int, StageLimit]:
     """Of each stage."""
-    task = job.spec.task
     limits = {
         stage: StageLimit(name=reward.name, timeout_s=reward.timeout_seconds)
         for stage, reward in enumerate(task.rewards)

@@ -14,7 +14,7 @@ import warnings
 from typing import Any
 
 from streamrl.errors import UserError
-from streamrl.spec.task import ReasoningGymDataset
+from streamrl.spec.tasks.datasets import ReasoningGymDataset
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.tasks.dataset import Question, hash_of
 from streamrl_workers.tasks.values import Split

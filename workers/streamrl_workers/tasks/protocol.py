@@ -6,7 +6,7 @@
   fork server ──▶ pool      once {"ready": {"held_out_size"}} | {"user_error": parts}; {"exited", "code"} for each process that ended
   worker ──▶ pool           a stage that it enters (a number), any number of times, `first_stage` untold; then one row:
                             [text] | [text, demonstration] | [values, body] | [observation, reward, done, context] | {"kind", "error"}
-  pool ──▶ endpoint client  [number, body] of a sample that endpoints score
+  pool ──▶ endpoint client  [number, [task, body]] of a sample that endpoints score
   endpoint client ──▶ pool  [number, values] | [number, {"kind", "error"}]
   pool ──▶ agent host       [number, request] of one prompt or turn; with a pool of agents its item is a third part of it
   agent host ──▶ pool       [number, PLAYING] each time before a program is waited for; then [number, row]
@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from streamrl.errors import UserError
-from streamrl.spec.task import Reward
+from streamrl.spec.tasks.rewards import Reward
 from streamrl_workers.process import framing
 from streamrl_workers.process.framing import ForeignBytesError
 from streamrl_workers.stream.messages import PROMPT_BYTES

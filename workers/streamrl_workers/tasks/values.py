@@ -116,3 +116,8 @@ class TurnAnswer:
 
 Request = NeedPrompts | ScoreSample | PlayTurn
 Result = Prompt | Score | TurnAnswer
+
+
+def index_of(request: Request) -> int:
+    """Of the prompt that it is about; the first, where it is about several."""
+    return request.first_index if isinstance(request, NeedPrompts) else request.prompt_index

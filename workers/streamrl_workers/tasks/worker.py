@@ -5,7 +5,7 @@
   pool from outside: it hears of each stage before it begins. Loop: consumes one request at a time; produces stages and one
   row; waits for the pool; unblocked by the end of its socket. If the fork server dies the kernel kills it.
 - The endpoint client (`ask_endpoints`) asks `http` rewards, many samples at once on one event loop, and runs no code of the
-  user's. How many are under way is the pool's to decide. Loop: consumes [number, body]; produces [number, values] or
+  user's. How many are under way is the pool's to decide. Loop: consumes [number, [task, body]]; produces [number, values] or
   [number, failure]; ended by the end of its socket.
 """
 
@@ -24,7 +24,7 @@ from streamrl_workers.process import framing
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.rewards.registry import BadValueError, Part
 from streamrl_workers.tasks import protocol
-from streamrl_workers.tasks.dataset import TaskDataset
+from streamrl_workers.tasks.dataset import MixedDataset
 from streamrl_workers.tasks.protocol import MAKING_ITEM, PLAYING, failure, first_stage
 from streamrl_workers.tasks.values import FailureKind, NeedPrompts, PlayTurn, Request, ScoreSample, Split
 
@@ -40,13 +40,13 @@ MAX_ERROR_CHARS = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSources:
-    """What a job's task is opened as."""
+    """What a job's tasks are opened as; mostly there is one."""
 
-    dataset: TaskDataset
-    parts: Sequence[Part]
-    """Of the reward."""
-    environments: EnvironmentSource | None = None
-    """None: the job has none."""
+    dataset: MixedDataset
+    parts: Sequence[Sequence[Part]]
+    """Of the reward, by task."""
+    environments: Sequence[EnvironmentSource | None] = ()
+    """By task; None: it has none."""
     agents: "AgentSource | None" = None
     """None: the job has none."""
 
@@ -60,8 +60,9 @@ class Scoring:
         self._parts = sources.parts
         self._entering = entering
         self._untold: int | None = None
-        environments = sources.environments
-        self._player = Player(environments, entering=lambda: self._enter(PLAYING)) if environments else None
+        self._players = [
+            Player(source, entering=lambda: self._enter(PLAYING)) if source else None for source in sources.environments
+        ]
         self._item = functools.lru_cache(maxsize=ITEMS_KEPT)(self._make_item)
         self._where = ""
         """Whose code is running, as errors begin."""
@@ -80,7 +81,8 @@ class Scoring:
             return self._row(request)
         except MemoryError:
             self._enter(MAKING_ITEM)  # gigabytes take seconds to go, which are not this sample's
-            if self._player is None or not self._player.forget():
+            forgotten = [player.forget() for player in self._players if player is not None]
+            if not any(forgotten):
                 raise
         return self._row(request)
 
@@ -93,16 +95,20 @@ class Scoring:
                 return self._play(self._item(request.split, request.prompt_index), request)
             case ScoreSample():
                 item = self._item(request.split, request.prompt_index)
-                return self._score(replace(item, environment_reward=request.environment_reward), request.completion)
+                item, task = replace(item, environment_reward=request.environment_reward), self._task(request)
+                return self._score(item, request.completion, parts=self._parts[task])
 
     def _prompt(self, item: Item) -> Row:
         shown = self._dataset.demonstration(item)
         return [item.prompt] if shown is None else [item.prompt, protocol.demonstration_row(shown)]
 
-    def _score(self, item: Item, completion: str) -> Row:
+    def _task(self, request: PlayTurn | ScoreSample) -> int:
+        return self._dataset.shares.task_of(request.prompt_index)
+
+    def _score(self, item: Item, completion: str, *, parts: Sequence[Part]) -> Row:
         values: list[float | None] = []
         body = None
-        for stage, part in enumerate(self._parts):
+        for stage, part in enumerate(parts):
             self._where = f"{part.name}: "
             if part.endpoint is None:
                 self._enter(stage)
@@ -113,16 +119,18 @@ class Scoring:
         return [values, body]
 
     def _play(self, item: Item, request: PlayTurn) -> Row:
-        assert self._player is not None, "a turn was asked for, and the job has no environment"
+        task = self._task(request)
+        player = self._players[task]
+        assert player is not None, "a turn was asked for, and the task has no environment"
         self._where = "environment: "
-        answer = self._player.play(
+        answer = player.play(
             item,
             split=request.split,
             index=request.prompt_index,
             key=(request.group_id, request.sample_index),
             completions=request.completions,
         )
-        chat, text = self._dataset.chat, answer.observation
+        chat, text = self._dataset.tasks[task].chat, answer.observation
         if chat is not None and not answer.done:
             self._enter(MAKING_ITEM)
             text = chat.observation(text, ended=chat.ends_turn(request.last_token))
@@ -182,15 +190,16 @@ def serve(connection: socket.socket, sources: TaskSources) -> int:
 
 def ask_endpoints(connection: socket.socket, sources: TaskSources) -> int:
     """Ask endpoints until the pool closes the socket. Returns the exit status."""
-    return asyncio.run(_ask_endpoints(connection, [part for part in sources.parts if part.endpoint is not None]))
+    asked = [[part for part in parts if part.endpoint is not None] for parts in sources.parts]
+    return asyncio.run(_ask_endpoints(connection, asked))
 
 
-async def _ask_endpoints(connection: socket.socket, parts: Sequence[Part]) -> int:
+async def _ask_endpoints(connection: socket.socket, parts: Sequence[Sequence[Part]]) -> int:
     transport, frames = await framing.open_frames(connection)
     async with asyncio.TaskGroup() as asking:
         while (message := await frames.read(limit_s=framing.FOREVER_S)) is not None:
-            number, body = message
-            asking.create_task(_ask(number, body, parts=parts, transport=transport), name=f"ask-{number}")
+            number, (task, body) = message
+            asking.create_task(_ask(number, body, parts=parts[task], transport=transport), name=f"ask-{number}")
     return 0
 
 

@@ -18,12 +18,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamrl.spec.task import Reward
+from streamrl.spec.tasks.rewards import Reward
 from streamrl_workers.process import framing
 from streamrl_workers.process.framing import ForeignBytesError
 from streamrl_workers.tasks import protocol
 from streamrl_workers.tasks.fork_server import Connection, ForkServer
-from streamrl_workers.tasks.protocol import MAKING_ITEM, check_row, failure, first_stage
+from streamrl_workers.tasks.protocol import check_row, failure, first_stage
 from streamrl_workers.tasks.values import Request, TaskPoolError
 
 MAX_DEATHS = 2
@@ -123,12 +123,20 @@ class PoolProcess:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerDuties:
-    """What the workers of a pool do, for whom and within which limits."""
+class TaskDuties:
+    """What is done for one of the job's tasks, and within which limits."""
 
     rewards: Sequence[Reward]
     limits: Mapping[int, StageLimit]
     """By stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDuties:
+    """What the workers of a pool do, and for whom."""
+
+    of: Callable[[Request], TaskDuties]
+    """Those of the task that a request is about."""
     take: Callable[[int], Awaitable[WorkItem]]
     """The next item for the slot of this number; waits for it."""
     put_back: Callable[[WorkItem], None]
@@ -148,7 +156,8 @@ class WorkerSlot:
         self._number = number
         self._duties = duties
         self._process = process
-        self._stage = duties.limits[MAKING_ITEM]
+        self._stage: StageLimit
+        """That its worker is in."""
 
     async def run(self) -> None:
         """Work until cancelled. Raises `TaskPoolError` when no worker can be had."""
@@ -179,22 +188,22 @@ class WorkerSlot:
 
     async def _row(self, connection: Connection, work: WorkItem) -> Any:  # noqa: ANN401 - a row of `protocol.py`
         """The worker's row, checked; None if it has ended. Each stage that it enters brings a limit of its own."""
-        stage = first_stage(work.request)
+        stage, duties = first_stage(work.request), self._duties.of(work.request)
         while True:
-            if stage not in self._duties.limits:
+            if stage not in duties.limits:
                 raise ForeignBytesError("a message names no stage")
-            self._stage = self._duties.limits[stage]
+            self._stage = duties.limits[stage]
             begun_s = time.monotonic()
             try:
                 message = await connection.frames.read(limit_s=self._stage.timeout_s)
             finally:
-                if 0 <= stage < len(self._duties.rewards):
+                if 0 <= stage < len(duties.rewards):
                     self._duties.took(self._stage.name, time.monotonic() - begun_s)
             if not isinstance(message, int):
                 break
             stage = message
         if message is not None:
-            check_row(work.request, message, rewards=self._duties.rewards)
+            check_row(work.request, message, rewards=duties.rewards)
         return message
 
     async def _on_exit(self, work: WorkItem) -> None:
@@ -236,7 +245,7 @@ class ConcurrentSlot:
         timeout_s: float,
         finish: Finish,
         begins_at_once: bool = True,
-        took: Callable[[float], None] = lambda _: None,
+        took: Callable[[WorkItem, float], None] = lambda _work, _seconds: None,
     ) -> None:
         """What it is.
 
@@ -246,7 +255,7 @@ class ConcurrentSlot:
             timeout_s: within which something is heard while anything is asked.
             finish: takes rows.
             begins_at_once: False: it tells what it begins, by a number in the place of an answer.
-            took: told of the seconds until an item was answered.
+            took: told of an item that was answered, and of the seconds until then.
         """
         self._took = took
         self._process = process
@@ -316,7 +325,7 @@ class ConcurrentSlot:
             case [int(number), answer] if number in self._asked:
                 row = self._asked[number].row_of(answer)
                 asked = self._asked.pop(number)
-                self._took(asyncio.get_running_loop().time() - asked.since_s)
+                self._took(asked.work, asyncio.get_running_loop().time() - asked.since_s)
                 self._finish(asked.work, row)
             case _:
                 raise ForeignBytesError("a message is no answer to what was asked")

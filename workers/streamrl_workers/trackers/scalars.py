@@ -2,7 +2,8 @@
 
     train/<name>            a line of `steps.jsonl`, and what the trainer says of the step
     train/pool/<pool>/<lag>/<name>    the same of the samples of one pool and version lag
-    train/reward/<part>     parts of the reward;  train/dropped/<reason>, train/score_failures/<kind>: counts
+    train/reward/<part>     parts of the reward, <task>/<part> of a mixture;  train/dropped/<reason>, train/score_failures/<kind>: counts
+    train/task/<task>/<name>    a task of a mixture; eval/task/<task>/<name>: its held-out prompts
     bubbles/<role>/<part>   shares of the wall over the last heartbeats: of the trainer, and of the generators together
     cost/total, cost/<pool> since the run began; cost/trainer
     eval/<name>             a line of `evaluations.jsonl`
@@ -33,6 +34,7 @@ def step_point(line: Mapping[str, Any]) -> ScalarPoint:
     }
     for key, name in _GROUPS.items():
         values.update(_numbers(f"train/{name}", line.get(key)))
+    values.update(_tasks("train", line))
     for role, parts in _table(line.get("bubbles")).items():
         values.update(_numbers(f"bubbles/{role}", parts))
     if costs:
@@ -42,8 +44,16 @@ def step_point(line: Mapping[str, Any]) -> ScalarPoint:
 
 def evaluation_point(line: Mapping[str, Any]) -> ScalarPoint:
     """Of a line of `evaluations.jsonl`."""
-    values = dict(_numbers("eval", line))
+    values = {**_numbers("eval", line), **_tasks("eval", line)}
     return ScalarPoint(kind="eval", step=int(line["step"]), time_s=float(line.get("time_s", 0.0)), values=values)
+
+
+def _tasks(prefix: str, line: Mapping[str, Any]) -> dict[str, float]:
+    """Of the tasks of a mixture."""
+    found: dict[str, float] = {}
+    for name, numbers in _table(line.get("tasks")).items():
+        found.update(_numbers(f"{prefix}/task/{name}", numbers))
+    return found
 
 
 def _named(key: str) -> str:

@@ -97,8 +97,8 @@ def _template(plan: JobPlan) -> template.Template:
 
 def _skipped_by_webhooks(plan: JobPlan) -> dict[str, str]:
     """The container with the user's code, beside those that the job names; nothing where it reads the data set from an object store itself."""
-    jsonl = plan.job.spec.task.dataset.jsonl
-    if jsonl is not None and is_url(jsonl.path):
+    files = [task.dataset.jsonl for task in plan.job.spec.task.tasks]
+    if any(jsonl is not None and is_url(jsonl.path) for jsonl in files):
         return {}
     return template.skipped_by_webhooks(names.CONTAINER_TASKS, given=plan.job.spec.trainer.pod.annotations)
 

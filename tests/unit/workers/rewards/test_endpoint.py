@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamrl.errors import UserError
-from streamrl.spec.task import HttpReward
+from streamrl.spec.tasks.rewards import HttpReward
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.rewards.endpoint import EndpointError
 from streamrl_workers.rewards.registry import BadValueError, Part, make_parts

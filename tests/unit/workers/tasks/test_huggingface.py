@@ -15,7 +15,7 @@ from datasets import Dataset, DatasetDict
 from pyarrow import parquet
 
 from streamrl.errors import UserError
-from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
+from streamrl_workers.tasks.dataset import MixedDataset, open_dataset
 from support.task_jobs import make_task
 from support.tree import ROOT
 
@@ -38,13 +38,13 @@ def rows(count: int = COUNT, *, first: int = 0) -> dict[str, list[Any]]:
     }
 
 
-def opened(base_dir: Path, *, seed: int = 0, evaluation: dict[str, Any] | None = None, **options: Any) -> TaskDataset:
+def opened(base_dir: Path, *, seed: int = 0, evaluation: dict[str, Any] | None = None, **options: Any) -> MixedDataset:
     fields = {"path": "data", "promptField": "question", "answerField": "answer"} | options
     dataset = {"huggingFace": {key: value for key, value in fields.items() if value is not None}}
     return open_dataset(make_task(dataset=dataset, evaluation=evaluation or {}), seed=seed, base_dir=base_dir)
 
 
-def prompts(dataset: TaskDataset, split: Any, count: int) -> list[str]:
+def prompts(dataset: MixedDataset, split: Any, count: int) -> list[str]:
     return [dataset.item(split, index).prompt for index in range(count)]
 
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.errors import UserError
-from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
+from streamrl_workers.tasks.dataset import MixedDataset, open_dataset
 from support.task_jobs import make_task, write_lines
 
 
-def opened(base_dir: Path, *, seed: int = 0, **task: Any) -> TaskDataset:
+def opened(base_dir: Path, *, seed: int = 0, **task: Any) -> MixedDataset:
     return open_dataset(make_task(**task), seed=seed, base_dir=base_dir)
 
 
@@ -66,8 +66,8 @@ def test_fields_blank_lines_and_numbers(tmp_path: Path) -> None:
     items = {one.source_index: one for one in (data.item("train", 0), data.item("held_out", 0))}
     assert sorted(items) == [0, 3]
     assert (items[0].answer, items[0].metadata) == ("2", {"level": 3})
-    assert data.verify(" 4 ", items[3]) == 1.0
-    assert data.verify("5", items[3]) == 0.0
+    assert data.only.verify(" 4 ", items[3]) == 1.0
+    assert data.only.verify("5", items[3]) == 0.0
 
 
 GOOD = b'{"prompt": "a", "answer": "b"}\n'

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamrl.errors import UserError
-from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
+from streamrl_workers.tasks.dataset import MixedDataset, open_dataset
 from streamrl_workers.tasks.procedural import split_of
 from support.task_jobs import CHAIN_SUM, make_task
 
@@ -17,7 +17,7 @@ def gym(name: str, **parameters: Any) -> dict[str, Any]:
     return {"reasoningGym": {"name": name, "parameters": parameters}}
 
 
-def opened(dataset: dict[str, Any] = CHAIN_SUM, *, seed: int = 0) -> TaskDataset:
+def opened(dataset: dict[str, Any] = CHAIN_SUM, *, seed: int = 0) -> MixedDataset:
     return open_dataset(make_task(dataset=dataset), seed=seed, base_dir=Path())
 
 
@@ -61,8 +61,8 @@ def test_the_verifier_knows_the_right_answer() -> None:
     dataset = opened()
     one = dataset.item("held_out", 5)
     assert one.answer is not None
-    assert dataset.verify(one.answer, one) == 1.0
-    assert dataset.verify("none", one) == 0.0
+    assert dataset.only.verify(one.answer, one) == 1.0
+    assert dataset.only.verify("none", one) == 0.0
     assert dataset.held_out_size is None
 
 

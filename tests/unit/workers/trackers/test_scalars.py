@@ -48,6 +48,18 @@ def test_a_step_is_told_behind_it_under_stable_names() -> None:
     }
 
 
+def test_a_task_of_a_mixture_has_names_of_its_own() -> None:
+    tasks = {"sums": {"groups": 4, "reward_mean": 0.5}, "game": {"groups": 0, "reward_mean": None}}
+    point = step_point({"step": 0, "tasks": tasks})
+    assert point.values == {
+        "train/task/sums/groups": 4,
+        "train/task/sums/reward_mean": 0.5,
+        "train/task/game/groups": 0,
+    }
+    point = evaluation_point({"step": 0, "tasks": {"sums": {"mean_reward": 0.25}}})
+    assert point.values == {"eval/task/sums/mean_reward": 0.25}
+
+
 def test_no_name_is_the_beginning_of_another() -> None:
     names = sorted(step_point(LINE).values)
     assert [name for name in names for other in names if other.startswith(f"{name}/")] == []

@@ -158,7 +158,7 @@ class SampleLifecycle:
         request = sample.request(
             lease,
             prompt=group.prompt,
-            sampling=self._settings.sampling,
+            sampling=self._settings.sampling_of(group.prompt_index),
             job_seed=self._settings.seed,
             pinned=not self._settings.partial_rollouts,
         )
@@ -179,7 +179,7 @@ class SampleLifecycle:
             else:
                 self._drop(group, GroupEvent.GENERATION_FAILED)
             return
-        max_tokens = self._settings.sampling.max_tokens
+        max_tokens = self._settings.sampling_of(group.prompt_index).max_tokens
         if wrong := fault(lease, sample, item, newest_step=newest_step, max_tokens=max_tokens):
             self.last_error = f"{lease.generator_id}: {wrong}"
             self._outbox.cancel(lease.generator_id, lease.number)
@@ -247,7 +247,7 @@ class SampleLifecycle:
         if sample.turns is None or sample.turns.asked != answer.lease:
             return
         self.answering -= 1
-        if sample.answered(answer, max_turns=self._settings.max_turns):
+        if sample.answered(answer, max_turns=self._settings.max_turns_of(group.prompt_index)):
             sample.issues = 0
             sample.follow(SampleEvent.GO_ON)
             self._waiting.put(group, [sample.index])

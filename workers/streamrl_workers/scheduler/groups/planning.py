@@ -106,7 +106,8 @@ class Planner:
         if prompt.demonstration is not None:
             self._on_demonstrated(group, prompt.demonstration)
             return
-        group.samples = [Sample.new(index, max_turns=self._settings.max_turns) for index in range(size)]
+        max_turns = self._settings.max_turns_of(group.prompt_index)
+        group.samples = [Sample.new(index, max_turns=max_turns) for index in range(size)]
         group.unfinished = group.unscored = size
         self._waiting.put(group, list(reversed(range(size))))
 

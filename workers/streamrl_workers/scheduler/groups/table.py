@@ -15,7 +15,7 @@ generator had at issue). The smallest is its `start_version`.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, after
@@ -69,13 +69,18 @@ class Group:
 class GroupTable:
     """All groups in memory; the only place where their states change."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Window, *, task_name: Callable[[int], str] = lambda _index: "") -> None:
+        """`task_name`: of the task that a prompt is of."""
         self._window = window
+        self._task_name = task_name
         self._groups: dict[int, Group] = {}
         self.counts: dict[GroupState, int] = dict.fromkeys(GroupState, 0)
         self.buffered_bytes = 0
         """Samples, running ones too, of groups that have not been delivered."""
         self.dropped: Counter[str] = Counter()
+        """Groups by reason."""
+        self.dropped_of: Counter[str] = Counter()
+        """The same groups by task."""
         self._recorded = 0
         self.drops_in_a_row: Counter[str] = Counter()
         """Reason -> groups dropped since one could last be scored."""
@@ -142,12 +147,17 @@ class GroupTable:
         """The group will never be trained; it leaves the memory."""
         self.follow(group, event)
         self.counts[GroupState.DROPPED] -= 1
-        self.dropped[event.value] += 1
+        self.count_drop(group, event)
         self.drops_in_a_row[event.value] += 1
         if group.start_version is not None:
             self._window.end(group.start_version)
         self.unbuffer(group)
         del self._groups[group.group_id]
+
+    def count_drop(self, group: Group, event: GroupEvent) -> None:
+        """Of a group that is not in memory any more, or never was."""
+        self.dropped[event.value] += 1
+        self.dropped_of[self._task_name(group.prompt_index)] += 1
 
     def forget(self, group_id: int) -> None:
         """A checkpoint covers the consumed group."""

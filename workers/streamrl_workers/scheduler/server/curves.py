@@ -17,8 +17,8 @@ _WHOLE_BYTES = 262_144
 """A file that is no larger is read whole."""
 _LINE_BYTES = 65_536
 """Longer lines are passed over."""
-_OF_STEP = ("step", "reward_mean", "tokens_per_s", "bubbles")
-_OF_EVALUATION = ("step", "mean_reward", "sampled_reward")
+_OF_STEP = ("step", "reward_mean", "tasks", "tokens_per_s", "bubbles")
+_OF_EVALUATION = ("step", "mean_reward", "sampled_reward", "tasks")
 
 
 def curves(steps: Path, evaluations: Path) -> dict[str, list[dict[str, Any]]]:

@@ -53,8 +53,9 @@ class SchedulerMetrics:
         self._pools = [pool.name for pool in job.spec.generators]
         self._clusters = sorted({pool.cluster_name for pool in job.spec.generators if pool.cluster_name})
         self._metrics.set("staleness_bound_steps", job.spec.pipeline.staleness)
-        for reward in job.spec.task.rewards:
-            self._metrics.begin("reward_duration_seconds", reward.name)
+        for name in {reward.name for task in job.spec.task.tasks for reward in task.rewards}:
+            self._metrics.begin("reward_duration_seconds", name)
+        self._tasks = [task.name for task in job.spec.task.tasks if task.name]
 
     def step_recorded(self, step: StepSummary) -> None:
         """Count a step."""
@@ -68,6 +69,8 @@ class SchedulerMetrics:
                 metrics.observe("group_staleness_steps", staleness)
         if (seconds := _amount(step.trainer_metrics.get("step_seconds"))) is not None:
             metrics.observe("step_duration_seconds", seconds)
+        for name, task in step.tasks.items():
+            metrics.add("task_trained_groups", task.groups, name)
         metrics.add("skipped_nonfinite_updates", _amount(step.trainer_metrics.get("skipped_nonfinite_steps")) or 0.0)
 
     def reward_took(self, name: str, seconds: float) -> None:
@@ -91,6 +94,8 @@ class SchedulerMetrics:
             metrics.set("groups", groups, state)
         for reason in DROP_REASONS:
             metrics.total("dropped_groups", view.dropped_groups.get(reason, 0), reason)
+        for task in self._tasks:
+            metrics.total("task_dropped_groups", view.dropped_groups_of.get(task, 0), task)
         for kind in FAILURE_KINDS:
             metrics.total("score_failures", view.score_failures.get(kind, 0), kind)
         for cluster in self._clusters:
@@ -141,6 +146,9 @@ class SchedulerMetrics:
         """Take over the last step's line; empty before the first."""
         metrics, trainer = self._metrics, line.get("trainer", {})
         metrics.set("reward_mean", line.get("reward_mean"))
+        for name, task in line.get("tasks", {}).items():
+            metrics.set("task_reward_mean", task.get("reward_mean"), name)
+            metrics.set("task_length_mean_tokens", task.get("length_mean"), name)
         metrics.set("staleness_max_steps", line.get("staleness_max"))
         groups, equal = trainer.get("groups"), trainer.get("zero_variance_groups")
         metrics.set("zero_variance_groups_ratio", equal / groups if groups and equal is not None else None)
@@ -160,6 +168,8 @@ class SchedulerMetrics:
         """Take over the first and the last line of the evaluations; empty before the first."""
         self._metrics.set("evaluation_reward_mean", last.get("mean_reward"))
         self._metrics.set("evaluation_sampled_reward_mean", last.get("sampled_reward"))
+        for name, task in last.get("tasks", {}).items():
+            self._metrics.set("task_evaluation_reward_mean", task.get("mean_reward"), name)
         self._metrics.set("cost_per_reward_point", cost.per_reward_point(first, last))
 
     def costs(self, meter: cost.CostMeter) -> None:

@@ -31,7 +31,14 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJob
 from streamrl_workers.metrics import logprob_diff
 from streamrl_workers.metrics.jsonl import JsonlFile
-from streamrl_workers.scheduler.components import DROP_REASONS, FAILURE_KINDS, CoreView, PoolView, StepSummary
+from streamrl_workers.scheduler.components import (
+    DROP_REASONS,
+    FAILURE_KINDS,
+    CoreView,
+    PoolView,
+    StepSummary,
+    TaskSummary,
+)
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.order import Order, longest_in_batch
 from streamrl_workers.scheduler.dispatch.speeds import Guess
@@ -226,7 +233,8 @@ def step_line(step: StepSummary, *, view: CoreView, instants: Mapping[str, float
         "reward_mean": _mean(stats.reward_sum, stats.reward_count),
         "reward_std": step.trainer_metrics.get("reward_std", 0.0),
         "reward_failed": stats.samples - stats.reward_count,
-        "reward_parts": {name: _mean(total, stats.reward_count) for name, total in stats.part_sums.items()},
+        "reward_parts": _reward_parts(step),
+        "tasks": {name: _task(task) for name, task in step.tasks.items()},
         "score_failures": whole(step.score_failures, FAILURE_KINDS),
         "groups": step.groups,
         "samples": stats.samples,
@@ -245,6 +253,27 @@ def step_line(step: StepSummary, *, view: CoreView, instants: Mapping[str, float
         "samples_per_s": stats.samples / interval_s,
         "tokens_per_s": stats.tokens_sum / interval_s,
         "trainer": dict(step.trainer_metrics),
+    }
+
+
+def _reward_parts(step: StepSummary) -> dict[str, float]:
+    """Means by name; of the tasks of a mixture by task and name, as each has parts of its own."""
+    of = {f"{name}/": task.stats for name, task in step.tasks.items()} or {"": step.stats}
+    return {
+        f"{prefix}{name}": _mean(total, stats.reward_count)
+        for prefix, stats in of.items()
+        for name, total in stats.part_sums.items()
+    }
+
+
+def _task(task: TaskSummary) -> dict[str, Any]:
+    """Without a mean where the step had none of it."""
+    stats = task.stats
+    return {
+        "groups": task.groups,
+        "dropped": task.dropped_groups,
+        "reward_mean": stats.reward_sum / stats.reward_count if stats.reward_count else None,
+        "length_mean": stats.tokens_sum / stats.samples if stats.samples else None,
     }
 
 

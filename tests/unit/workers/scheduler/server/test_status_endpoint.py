@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 from streamrl.metrics import SCHEDULER
+from streamrl.mixture import Mixture
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJob, parse_job
 from streamrl.step_lines import STEP_LINE
@@ -19,6 +20,7 @@ from streamrl_workers.scheduler.groups.life import GROUP_LIFE, GroupState
 from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, PeerLink
 from streamrl_workers.scheduler.server.rates import BeatWindow
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint, _walls
+from streamrl_workers.scheduler.settings import TaskSettings
 from streamrl_workers.tasks.values import FailureKind
 from support.core_world import World, settings
 from support.jobs import parsed_job, simulated_job
@@ -151,6 +153,37 @@ def test_the_page_is_what_the_table_says_and_all_of_it_is_set(observed, tmp_path
     assert series(status.metrics(), "streamrl_generators", pool="p") == 2
 
 
+def test_a_mixture_has_its_numbers_by_task(tmp_path: Path) -> None:
+    task = {"dataset": {"jsonl": {"path": "prompts.jsonl"}}, "rewards": [{"name": "whole", "exactMatch": {}}]}
+    document = simulated_job()
+    document["spec"]["task"] = {"mixture": [{"name": name, **task} for name in "ab"], "sampling": {"maxTokens": 8}}
+    sampling = pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=8)
+    job = {"mixture": tuple(TaskSettings(name=name, sampling=sampling) for name in "ab"), "shares": Mixture([1, 1])}
+    world = World(settings(group_size=2, batch_groups=2, staleness=0, steps=2, draws_per_step=2, **job), slots=(12,))
+    world.reward = lambda group_id, sample_index: 0.5 if group_id == 0 else float(group_id % 2 == sample_index)
+    status = StatusEndpoint(world.core, job=parse_job(document), connections=Connections(), run_dir=tmp_path)
+    commit = world.commit
+    world.commit = lambda count: (commit(count), status.observe())
+    world.run_out()
+    lines = step_lines(tmp_path)
+    assert [sum(task["groups"] for task in line["tasks"].values()) for line in lines] == [2, 2]
+    assert [line["tasks"]["a"]["dropped"] for line in lines] == [1, 0], "group 0, whose rewards are equal"
+    assert lines[-1]["reward_parts"] == {f"{name}/{part}": mean for name in "ab" for part, mean in PARTS.items()}
+    assert status.status()["last_evaluation"]["tasks"]["b"]["prompts"] == 1
+    page = status.metrics()
+    assert list(mistakes(page, SCHEDULER)) == []
+    trained = {name: sum(line["tasks"][name]["groups"] for line in lines) for name in "ab"}
+    for name in "ab":
+        assert series(page, "streamrl_task_trained_groups_total", task=name) == trained[name]
+        assert series(page, "streamrl_task_dropped_groups_total", task=name) == (name == "a")
+        assert series(page, "streamrl_task_reward_mean", task=name) == 0.5
+        assert series(page, "streamrl_task_evaluation_reward_mean", task=name) in (0.0, 0.5, 1.0)
+    status.close()
+
+
+PARTS = {"whole": 0.5, "twice": 1.0}
+
+
 async def test_a_generator_without_weights_is_behind_by_nothing_known(tmp_path: Path) -> None:
     world = World(settings(group_size=2, batch_groups=2, steps=3, evaluation_prompts=0))
     world.run_out()
@@ -241,8 +274,10 @@ UNMEASURED = {
     *("length_recall_ratio", "length_recall_lower_ratio", "length_rank_correlation"),
     *("evaluation_sampled_reward_mean", "cost_per_reward_point", "weights_lag_steps"),
     "left_out_versions_total",
+    *("task_reward_mean", "task_length_mean_tokens", "task_evaluation_reward_mean"),
+    *("task_trained_groups_total", "task_dropped_groups_total"),
 }
-"""The world's trainer tells no numbers, its generators have no connection and are in no other cluster, its few prompts say nothing of lengths, its rewards do not rise."""
+"""The world trains one task; its trainer tells no numbers, its generators have no connection and are in no other cluster, its few prompts say nothing of lengths, its rewards do not rise."""
 
 
 def test_a_lasting_log_prob_difference_is_on_every_page_and_outlives_the_scheduler(tmp_path: Path, caplog) -> None:
