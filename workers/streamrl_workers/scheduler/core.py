@@ -93,10 +93,8 @@ class Core:
             else Rebalancer(self._components, options=settings.rebalance, lengths=lengths).look
         )
         self._components.lifecycle.on_scored = self._feed.scored
-        self._exported = False
-        self._ending = recovered.ended
-        self._ended = recovered.ended
-        self._failed = False
+        self._exported = self._failed = False
+        self._ending = self._ended = recovered.ended
         self._ignored_progress = 0
 
     def start(self, now_s: float) -> list[Effect]:
