@@ -132,7 +132,18 @@ class RLJobSpec(SpecModel):
         """All that have a GeneratorPool."""
         return (*self.generators, *([] if self.agent_pool is None else [self.agent_pool]))
 
+    @property
+    def other_clusters(self) -> list[str]:
+        """With generators apart from the trainer, as those call them."""
+        apart = [pool for pool in self.generators if pool.cluster_name != self.trainer.cluster_name]
+        return sorted({pool.cluster_name or names.HOME for pool in apart})
+
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "task.agent.pool must be absent with trainer.clusterName: agents have no way to a scheduler in another cluster",
+            "!has(self.trainer.clusterName) || !has(self.task.agent) || !has(self.task.agent.pool)",
+            lambda spec: spec.agent_pool is not None and spec.trainer.cluster_name,
+        ),
         FieldRule(
             f"name of generators must not be {names.AGENTS} beside task.agent.pool, which has that",
             f"!has(self.task.agent) || !has(self.task.agent.pool) || self.generators.all(g, g.name != '{names.AGENTS}')",
