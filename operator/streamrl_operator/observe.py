@@ -276,7 +276,7 @@ async def look_up(
 async def _code(cluster: CachedCluster, observed: Observed, *, members: Members | None) -> Object | None:
     """For a trainer in a member: as its copy is there, or from home while there is none. So it stays as it was when the job began."""
     at, job = trainer_cluster(observed.raw), observed.job
-    if not at or job is None or job.spec.task.code is None or members is None:
+    if not at or job is None or job.spec.task.code is None or members is None or pods.is_leaving(observed.raw):
         return None
     name = job.spec.task.code.config_map_name
     copy = members.known(CONFIG_MAP, at, observed.key, name)
