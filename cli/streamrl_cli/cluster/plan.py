@@ -2,7 +2,7 @@
 With `--optimize`: with as many generators and trainer processes as a profile says are best, and why.
 
 The operator's own planning makes the objects. What it alone knows are placeholders here: its images (--trainer-image, --generator-image), UIDs, and ports
-and addresses that a cluster gives. Without its RLCluster (--rlcluster) a member's namespace is called as at home, and generators there dial `home.example`.
+and addresses that a cluster gives. Without its RLCluster (--rlcluster) a member's namespace is called as at home, and generators dial `scheduler.example`.
 """
 
 import argparse
@@ -34,7 +34,9 @@ from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace, kept
 from streamrl_operator.planning.values import DesiredRun, ExposedAddresses, PlanningSettings
 
 _NO_UID = "00000000-0000-0000-0000-000000000000"
-_EXPOSED = ExposedAddresses(scheduler=f"home.example:{names.PORT_GRPC}", weights=f"home.example:{names.PORT_WEIGHTS}")
+_EXPOSED = ExposedAddresses(
+    scheduler=f"scheduler.example:{names.PORT_GRPC}", weights=f"scheduler.example:{names.PORT_WEIGHTS}"
+)
 _VOLUMES = ("CLAIM", "SIZE", "CLASS", "WHEN THE JOB IS DELETED")
 Object = dict[str, Any]
 
@@ -175,7 +177,7 @@ def summary(
         leaves = [names.tls_secret(name, called) for called in leaves_in(job, cluster).values()]
         yield from (
             "",
-            f"IN CLUSTER {cluster}: {len(there)} objects and {count_of(len(leaves), 'Secret')}, all owned by ConfigMap {names.anchor(name)}",
+            f"IN CLUSTER {cluster}: {len(there)} objects and {count_of(len(leaves), 'Secret')}, owned by ConfigMap {names.anchor(name)}",
         )
         yield from section("PODS", pods, _containers(there))
         yield from section("VOLUMES", _VOLUMES, _claims(job, there))

@@ -135,8 +135,11 @@ class RLJobSpec(SpecModel):
     @property
     def other_clusters(self) -> list[str]:
         """With generators apart from the trainer, as those call them."""
-        apart = [pool for pool in self.generators if pool.cluster_name != self.trainer.cluster_name]
-        return sorted({pool.cluster_name or names.HOME for pool in apart})
+        return sorted({self.cluster_apart(pool) for pool in self.generators} - {""})
+
+    def cluster_apart(self, pool: GeneratorPool) -> str:
+        """What generators of a pool call their cluster; empty: it is the trainer's."""
+        return "" if pool.cluster_name == self.trainer.cluster_name else pool.cluster_name or names.HOME
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
