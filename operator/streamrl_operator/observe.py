@@ -280,7 +280,7 @@ async def _code(cluster: CachedCluster, observed: Observed, *, members: Members 
         return None
     name = job.spec.task.code.config_map_name
     copy = members.known(CONFIG_MAP, at, observed.key, name)
-    if copy is not None:
+    if copy is not None and pods.label(copy, names.LABEL_JOB_UID) == observed.metadata["uid"]:
         return copy
     with contextlib.suppress(NotFoundError):
         return await cluster.client.get(CONFIG_MAP, namespace=observed.key[0], name=name)
