@@ -23,7 +23,7 @@ def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
     """The trainer first, all of its nodes, then at least one generator; generators that are missing beside others are told of."""
     member = observed.trainer_member
     if member is not None and member.unreachable:
-        message = f"cluster {member.cluster}: {member.unreachable}; the trainer is there, and may well run"
+        message = f"cluster {member.cluster}: {member.unreachable}; what the trainer there does is not known"
         return Aspect(type=READY, holds=None, reason=CLUSTER_UNREACHABLE, message=message)
     if member is not None and member.refused:
         return _no("ClusterRefused", f"cluster {member.cluster}: {member.refused}")
