@@ -201,7 +201,7 @@ def test_a_trainer_in_a_member_runs_to_its_end_with_generators_at_home_and_besid
 ) -> None:
     stage, pair, operator = joined
     there = Stage(two_clusters.member, pair.there.namespace)
-    stage.apply(far_trainer(pair, steps=STEPS, step_s=2.0))
+    stage.apply(far_trainer(pair, steps=MINUTE, step_s=1.0))
     stage.wait_for(
         lambda: {one["pool"] for one in there.page("far").get("generators", ())} == {"near", "away"},
         "generators of both clusters",
@@ -209,8 +209,8 @@ def test_a_trainer_in_a_member_runs_to_its_end_with_generators_at_home_and_besid
         deadline_s=RUN_S,
     )
     status = stage.wait_succeeded("far", deadline_s=2 * RUN_S)
-    assert (status["step"], status["restarts"], status["attempt"]) == (STEPS, 0, 1), operator.tail()
-    assert f"checkpoint step-{STEPS:08d}" in stage.assert_exact("far", at=there)
+    assert (status["step"], status["restarts"], status["attempt"]) == (MINUTE, 0, 1), operator.tail()
+    assert f"checkpoint step-{MINUTE:08d}" in stage.assert_exact("far", at=there)
     stage.delete("rljobs", "far")
     stage.wait(lambda: stage.get("rljobs", "far") is None, "the job to go", operator, deadline_s=RUN_S)
     wait_gone(pair.there, "far", operator)
@@ -221,7 +221,7 @@ def test_a_trainer_that_home_does_not_reach_trains_on_with_what_is_beside_it(
 ) -> None:
     stage, pair, operator = joined
     there = Stage(two_clusters.member, pair.there.namespace)
-    stage.apply(far_trainer(pair, steps=2 * MINUTE, step_s=1.0))
+    stage.apply(far_trainer(pair, steps=3 * MINUTE, step_s=1.0))
     stage.wait_for(
         lambda: len(there.page("far").get("generators", ())) == 2, "two generators", job="far", deadline_s=RUN_S
     )
