@@ -56,7 +56,7 @@ class NamespaceMapping(SpecModel):
 class AddressExposure(SpecModel):
     """An address that leads to the schedulers of all jobs: a proxy that chooses by SNI, or forwarded ports of one job."""
 
-    host: Host = Field(description="Name or address, as generators in the member see it.")
+    host: Host = Field(description="Name or address, as the generators see it.")
     scheduler_port: int = Field(default=443, ge=1, le=65_535, description="Leads to the scheduler's port `grpc`.")
     weights_port: int = Field(default=443, ge=1, le=65_535, description="Leads to the trainer's port `weights`.")
 
@@ -65,7 +65,7 @@ class NodePortExposure(SpecModel):
     """A Service of type NodePort for each job."""
 
     host: Host = Field(
-        description="Address of a node at home, or of what leads to its nodes, as generators in the member see it."
+        description="Address of a node beside the scheduler, or of what leads to its nodes, as the generators see it."
     )
 
 
@@ -73,7 +73,7 @@ class LoadBalancerExposure(SpecModel):
     """A Service of type LoadBalancer for each job."""
 
     annotations: dict[str, Annotated[str, StringConstraints(max_length=1024)]] = Field(
-        default_factory=dict, max_length=32, description="Of the Service, as the home cluster's provider reads them."
+        default_factory=dict, max_length=32, description="Of the Service, as the cluster's provider reads them."
     )
 
 
@@ -92,12 +92,31 @@ class GatewayExposure(SpecModel):
 
 
 class Exposure(OneOf):
-    """How generators in the member reach the schedulers at home. Certificates are asked on every way."""
+    """How generators of other clusters reach schedulers. Certificates are asked on every way."""
 
     address: AddressExposure | None = Field(default=None, description="Given by you.")
-    node_port: NodePortExposure | None = Field(default=None, description="By ports of the home cluster's nodes.")
-    load_balancer: LoadBalancerExposure | None = Field(default=None, description="By a load balancer at home.")
+    node_port: NodePortExposure | None = Field(default=None, description="By ports of the nodes beside the scheduler.")
+    load_balancer: LoadBalancerExposure | None = Field(
+        default=None, description="By a load balancer beside the scheduler."
+    )
     gateway: GatewayExposure | None = Field(default=None, description="By a Gateway at home, which all jobs share.")
+
+
+class Trainers(SpecModel):
+    """Trainers in the member: their schedulers, volumes and rewards are there too."""
+
+    exposure: Exposure | None = Field(
+        default=None,
+        description="How generators in other clusters reach schedulers in the member; absent = only jobs with all pools there have their trainer there.",
+    )
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "exposure must not be gateway: the operator makes no routes in a member; give the Gateway's address",
+            "!has(self.exposure) || !has(self.exposure.gateway)",
+            lambda one: one.exposure is not None and one.exposure.gateway is not None,
+        ),
+    )
 
 
 class RLClusterSpec(SpecModel):
@@ -111,6 +130,10 @@ class RLClusterSpec(SpecModel):
         json_schema_extra=map_by("hub"),
     )
     exposure: Exposure = Field(description="How generators there reach schedulers at home.")
+    trainers: Trainers | None = Field(
+        default=None,
+        description="That jobs may have their trainer there (`trainer.clusterName`); absent = they may not.",
+    )
     allowed_secrets: tuple[ObjectName, ...] = Field(
         default=(),
         max_length=64,

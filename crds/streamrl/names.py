@@ -154,6 +154,10 @@ def workload(job: str, *, pool: str = "", number: int = 0) -> str:
     return f"rljob-{job}.{pool}.{number}" if pool else f"rljob-{job}"
 
 
+HOME = "home"
+"""What generators at home call their cluster where the trainer is in a member."""
+
+
 def anchor(job: str) -> str:
     """ConfigMap in a member cluster that owns all that the job has there."""
     return f"{job}-anchor"

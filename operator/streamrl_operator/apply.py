@@ -238,7 +238,7 @@ async def add_finalizer(cluster: CachedCluster, raw: dict[str, Any]) -> dict[str
 
 async def finish(cluster: CachedCluster, raw: dict[str, Any]) -> list[dict[str, Any]]:
     """Take the next step at home; what it waits for, which tells us when it is gone. Nothing: `let_go`, if nothing is left elsewhere."""
-    await _keep(cluster, raw)
+    await keep(cluster, kept_by_wish(raw), owner=ownership_of(raw))
     return await remove(cluster, owner=ownership_of(raw))
 
 
@@ -258,11 +258,16 @@ async def remove(cluster: CachedCluster, *, owner: Ownership) -> list[dict[str, 
     return left + found or await _delete_owned(cluster, _REST, owner=owner)
 
 
-async def _keep(cluster: CachedCluster, raw: dict[str, Any]) -> None:
-    """Take the owner from a claim that was to be kept: the wish may have come too late for a reconcile to do so before the deletion."""
+def kept_by_wish(raw: Object) -> frozenset[str]:
+    """Names of claims that are kept since somebody has said so: it may have come too late for a reconcile to do so before the deletion."""
     metadata = raw["metadata"]
-    if (metadata.get("annotations") or {}).get(names.ANNOTATION_KEEP_CHECKPOINTS) != "true":
-        return
-    claim = cluster.known(CLAIM, metadata["namespace"], names.checkpoints_claim(metadata["name"]))
-    if claim is not None and is_owned(claim, uid=metadata["uid"]):
-        await cluster.merge(claim, {"metadata": {"ownerReferences": None}})
+    is_wished = (metadata.get("annotations") or {}).get(names.ANNOTATION_KEEP_CHECKPOINTS) == "true"
+    return frozenset([names.checkpoints_claim(metadata["name"])] if is_wished else [])
+
+
+async def keep(cluster: CachedCluster, claims: Iterable[str], *, owner: Ownership) -> None:
+    """Take the owner from claims that outlive the job."""
+    for name in claims:
+        claim = cluster.known(CLAIM, owner.namespace, name)
+        if claim is not None and is_owned(claim, uid=owner.uid):
+            await cluster.merge(claim, {"metadata": {"ownerReferences": None}})

@@ -38,9 +38,16 @@ from streamrl_operator.planning import admission, defaults, pods, replicas
 from streamrl_operator.planning.failures import failures_of_pod
 from streamrl_operator.planning.job_status import read_job_status
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
-from streamrl_operator.planning.members import NOT_ALLOWED, refused
+from streamrl_operator.planning.members import NOT_ALLOWED, clusters_of, refused
 from streamrl_operator.planning.objects.job_file import read_job
-from streamrl_operator.planning.values import MemberView, Object, Observed, PlanningSettings, SignalsUnreachable
+from streamrl_operator.planning.values import (
+    MemberView,
+    Object,
+    Observed,
+    PlanningSettings,
+    SignalsUnreachable,
+    trainer_cluster,
+)
 
 log = logging.getLogger(__name__)
 
@@ -143,11 +150,13 @@ def observe(
     if job is not None and (problems := defaults.refused_here(job, namespace=key[0], settings=settings)):
         job, invalid = None, str(UserErrors(problems))
     views = _views(raw, job, members=members)
+    at = trainer_cluster(raw)
     if job is not None and (problems := _not_allowed(job, raw, views=views)):
         job, invalid, reason = None, str(UserErrors(problems)), NOT_ALLOWED
     workers = _workers(cluster, key)
-    told = _told(workers, uid=raw["metadata"]["uid"])
-    far_sets, far_pods = (_in_members(kind, key, job, views=views, members=members) for kind in (STATEFUL_SET, POD))
+    far_sets, far_pods = (_in_members(kind, raw, job, views=views, members=members) for kind in (STATEFUL_SET, POD))
+    told = _told([*workers, *far_pods], uid=raw["metadata"]["uid"])
+    exposed = names.exposed(key[1])
     return Observed(
         now=clock.now(),
         raw=raw,
@@ -158,7 +167,7 @@ def observe(
         pools=_pools(cluster, key),
         sets={each["metadata"]["name"]: each for each in (*cluster.of_job(STATEFUL_SET, key), *far_sets)},
         pods=[*workers, *far_pods],
-        exposed=cluster.known(SERVICE, key[0], names.exposed(key[1])),
+        exposed=members.known(SERVICE, at, key, exposed) if at and members else cluster.known(SERVICE, key[0], exposed),
         members=views,
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
         numbers=told or (None if memory.numbers is None else answers.read_page(memory.numbers)),
@@ -171,10 +180,10 @@ def observe(
 
 
 def _views(raw: Object, job: RLJob | None, *, members: Members | None) -> dict[str, MemberView]:
-    """Of every member that the job's pools name, or that it has been in."""
+    """Of every member that the job's trainer or pools name, or that it has been in."""
     entries = read_job_status(raw).clusters
-    there = {entry.name for entry in entries}
-    named = there | ({pool.cluster_name for pool in job.spec.generators if pool.cluster_name} if job else set())
+    there, at = {entry.name for entry in entries}, trainer_cluster(raw)
+    named = there | ({at} if at else set()) | set(clusters_of(job) if job else ())
     key, uid = (raw["metadata"]["namespace"], raw["metadata"]["name"]), raw["metadata"]["uid"]
     if members is None:
         return {name: MemberView(cluster=name, unreachable=NOT_ENABLED) for name in sorted(named)}
@@ -192,23 +201,25 @@ def _not_allowed(job: RLJob, raw: Object, *, views: Mapping[str, MemberView]) ->
 
 
 def _in_members(
-    kind: Kind, key: Key, job: RLJob | None, *, views: Mapping[str, MemberView], members: Members | None
+    kind: Kind, raw: Object, job: RLJob | None, *, views: Mapping[str, MemberView], members: Members | None
 ) -> list[dict[str, Any]]:
-    """Pods of the job's generators, or their StatefulSets, in all members that it has to do with, as they were known last.
+    """Pods of the job's generators and trainer, or their StatefulSets, in all members that it has to do with, as they were known last.
 
-    A member has no say in anything else; and in which cluster an object is, its cache says. Of a pool that is elsewhere by now, only pods
-    that are known to be there still count.
+    A member has no say in anything else, and in the trainer only where that is; in which cluster an object is, its cache says. Of a pool
+    that is elsewhere by now, only pods that are known to be there still count.
     """
     found: list[dict[str, Any]] = []
+    key, at = (raw["metadata"]["namespace"], raw["metadata"]["name"]), trainer_cluster(raw)
     pools = {pool.name: pool.cluster_name for pool in job.spec.generators} if job else {}
     if members is None:
         return found
     for name, view in views.items():
         for obj in members.objects(kind, name, key):
-            pool = pods.label(obj, names.LABEL_POOL)
-            has_moved = job is not None and pools.get(pool) != name
+            pool, is_trainer = pods.label(obj, names.LABEL_POOL), _is_of_trainer(obj, kind, job_name=key[1])
+            has_moved = job is not None and not is_trainer and pools.get(pool) != name
             stays = kind is POD and not view.unreachable
-            is_ours = _is_of_generators(obj, kind, job_name=key[1], pool=pool) and _is_readable(obj, kind)
+            is_whole = name == at if is_trainer else _is_of_generators(obj, kind, job_name=key[1], pool=pool)
+            is_ours = is_whole and _is_readable(obj, kind)
             if is_ours and (stays or not has_moved):
                 obj["metadata"]["labels"] |= {names.LABEL_CLUSTER: name}
                 found.append(obj)
@@ -221,6 +232,12 @@ def _is_of_generators(obj: Object, kind: Kind, *, job_name: str, pool: str) -> b
     if kind is POD:
         return pods.is_generator(obj) and not pods.is_foreign(obj)
     return bool(obj["metadata"]["name"] == names.pool(job_name, pool))
+
+
+def _is_of_trainer(obj: Object, kind: Kind, *, job_name: str) -> bool:
+    if kind is POD:
+        return pods.trains(obj) and not pods.is_foreign(obj)
+    return obj["metadata"]["name"] in (names.trainer(job_name), names.trainer_workers(job_name))
 
 
 def _is_readable(obj: Object, kind: Kind) -> bool:
@@ -239,8 +256,10 @@ def _is_readable(obj: Object, kind: Kind) -> bool:
     return True
 
 
-async def look_up(cluster: CachedCluster, observed: Observed, *, memory: Memory) -> Observed:
-    """With what has no namespace and is needed of it: asked for once, for as long as it is needed.
+async def look_up(
+    cluster: CachedCluster, observed: Observed, *, memory: Memory, members: Members | None = None
+) -> Observed:
+    """With what has no namespace and is needed of it, asked for once, for as long as it is needed; and with the user's modules.
 
     Raises:
         KubeError: a request failed.
@@ -251,7 +270,21 @@ async def look_up(cluster: CachedCluster, observed: Observed, *, memory: Memory)
         with contextlib.suppress(NotFoundError):
             found[kind, name] = known or await cluster.client.get(CLUSTER_KINDS[kind], namespace="", name=name)
     memory.looked_up = found
-    return replace(observed, looked_up=found)
+    return replace(observed, looked_up=found, code=await _code(cluster, observed, members=members))
+
+
+async def _code(cluster: CachedCluster, observed: Observed, *, members: Members | None) -> Object | None:
+    """For a trainer in a member: as its copy is there, or from home while there is none. So it stays as it was when the job began."""
+    at, job = trainer_cluster(observed.raw), observed.job
+    if not at or job is None or job.spec.task.code is None or members is None or pods.is_leaving(observed.raw):
+        return None
+    name = job.spec.task.code.config_map_name
+    copy = members.known(CONFIG_MAP, at, observed.key, name)
+    if copy is not None and pods.label(copy, names.LABEL_JOB_UID) == observed.metadata["uid"]:
+        return copy
+    with contextlib.suppress(NotFoundError):
+        return await cluster.client.get(CONFIG_MAP, namespace=observed.key[0], name=name)
+    return None
 
 
 def _resolved(cluster: CachedCluster, key: Key, *, uid: str) -> Mapping[str, str]:
@@ -296,13 +329,17 @@ async def refresh(
     *,
     memory: Memory,
     clock: OperatorClock,
-    resync_s: float,
-    by_proxy: bool = False,
+    settings: PlanningSettings,
     aside: Callable[[], AbstractAsyncContextManager[None]],
+    members: Members | None = None,
 ) -> None:
-    """Ask for the numbers, if a scheduler runs and it is time. `aside` is entered for the wait."""
+    """Ask for the numbers, if a scheduler runs and it is time: in a member by its API server's proxy. `aside` is entered for the wait."""
     key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
-    schedulers = _schedulers(_workers(cluster, key))
+    at, schedulers = trainer_cluster(raw), []
+    reached = (members.reached(at, key) if members else None) if at else (cluster, key)
+    if reached is not None:
+        cluster, key = reached
+        schedulers = _schedulers([pod for pod in _workers(cluster, key) if _is_readable(pod, POD)])
     if not schedulers:
         memory.numbers, memory.asked_s, memory.signals_unreachable = None, None, None
         return
@@ -310,12 +347,12 @@ async def refresh(
     # By the document as it is: of a job that is refused the numbers are asked for more often, and nothing else follows.
     pools = (raw.get("spec") or {}).get("generators") or ()
     is_scaled_by_us = any((pool.get("scaling") or {}).get("auto") is not None for pool in pools)
-    every_s = min(resync_s, AUTO_RECONCILE_S) if is_scaled_by_us else resync_s
+    every_s = min(settings.resync_s, AUTO_RECONCILE_S) if is_scaled_by_us else settings.resync_s
     if since_s < every_s - min(_SOON_S, every_s / 10):
         return
     memory.asked_s, before = clock.monotonic(), memory.signals_unreachable
     async with aside():
-        page, error = await _page(cluster, key, by_proxy=by_proxy)
+        page, error = await _page(cluster, key, by_proxy=bool(at) or settings.numbers_by_proxy)
     memory.numbers, memory.signals_unreachable = page, None
     if page is None and any(status.get("ready") for status in schedulers):
         since = clock.now() if before is None else before.since

@@ -12,7 +12,7 @@ A reconcile that is interrupted anywhere is made good by the next one. An object
 condition Ready says so until it is had.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -44,9 +44,17 @@ from streamrl_operator.planning.certificates import Lives, roles_of
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.life import decide
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.members import addresses, anchor, dialled, member_objects
-from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace
-from streamrl_operator.planning.values import JobDecision, JobEvent, MemberView, Object, Observed, PlanningSettings
+from streamrl_operator.planning.objects.members import addresses, anchor, dialled
+from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace, kept_claims
+from streamrl_operator.planning.values import (
+    ExposedAddresses,
+    JobDecision,
+    JobEvent,
+    MemberView,
+    Object,
+    Observed,
+    PlanningSettings,
+)
 
 _US = "streamrl.io/operator"
 """`managedBy` of the jobs that this operator brings about."""
@@ -114,7 +122,7 @@ class Reconciler:
         memory = self._memories.get(key)
         if memory is None or memory.uid != raw["metadata"]["uid"]:
             memory = self._memories[key] = Memory(uid=raw["metadata"]["uid"])
-        if self.members is not None and not self.members.is_known and _names_member(raw):
+        if self.members is not None and not self.members.is_known and members.names_member(raw):
             return ReconcileResult(again_s=1.0)
         settings = replace(self.settings, resync_s=self._resync_s())
         await refresh(
@@ -122,9 +130,9 @@ class Reconciler:
             raw,
             memory=memory,
             clock=self.clock,
-            resync_s=settings.resync_s,
-            by_proxy=self.settings.numbers_by_proxy,
+            settings=settings,
             aside=self.aside,
+            members=self.members,
         )
         raw = self._ours(key)  # a pod that keeps silent takes seconds
         if raw is None or raw["metadata"]["uid"] != memory.uid:
@@ -144,7 +152,7 @@ class Reconciler:
             inherited=inherited,
             members=self.members,
         )
-        observed = await look_up(self.cluster, observed, memory=memory)
+        observed = await look_up(self.cluster, observed, memory=memory, members=self.members)
         decision = decide(observed, settings=settings)
         memory.scaling, memory.unreachable = decision.scaling, decision.unreachable
         if leaving:
@@ -187,8 +195,9 @@ class Reconciler:
         """Have the job removed from the members that it is in; what stands for each that it is still in."""
         entries = job_status.read_job_status(observed.raw).clusters
         waiting = [entry for entry in entries if not members.is_done(entry, observed)]
+        kept = apply.kept_by_wish(observed.raw)
         for entry in waiting:
-            self._want(entry.name, observed, MemberWork(action="Remove", uid=observed.metadata["uid"]))
+            self._want(entry.name, observed, MemberWork(action="Remove", uid=observed.metadata["uid"], kept=kept))
         return [{"kind": "what is in RLCluster", "metadata": {"name": entry.name}} for entry in waiting]
 
     def _want(self, cluster: str, observed: Observed, work: MemberWork) -> None:
@@ -230,7 +239,8 @@ class Reconciler:
 
     def _has_begun(self, observed: Observed, decision: JobDecision) -> bool:
         """Whether there is anything to tell of but a refusal: of a job that should run and has no trainer, nothing runs."""
-        trainer = self.cluster.known(STATEFUL_SET, observed.key[0], names.trainer(observed.name))
+        name = names.trainer(observed.name)
+        trainer = self.cluster.known(STATEFUL_SET, observed.key[0], name) or observed.sets.get(name)
         return not decision.wanted.trainers or pods.asked(trainer) > 0
 
     def _hand_over(self, observed: Observed, decision: JobDecision) -> bool:
@@ -257,19 +267,20 @@ class Reconciler:
         return is_told_first
 
     def _member_work(self, observed: Observed, decision: JobDecision, view: MemberView) -> MemberWork | None:
-        """All that the job is to have in a member; None while its leaf or its way home is not known.
-
-        Where the exposure has no address now, generators go on dialling where they do: replicas and pods still follow.
-        """
-        assert view.exposure is not None, "the member may be used"
-        there = [each for each in observed.sets.values() if pods.cluster_of(each) == view.cluster]
-        exposed = addresses(view.exposure, observed.exposed) or dialled(there)
-        role = names.generator_role(view.cluster)
-        leaf = self.cluster.known(SECRET, observed.key[0], names.tls_secret(observed.name, role))
-        if exposed is None or leaf is None:
+        """All that the job is to have in a member; None while a leaf, or the way to the scheduler, is not known."""
+        assert observed.job is not None, "the member may be used"
+        leaves: dict[str, Mapping[str, str]] = {}
+        for role, called in members.leaves_in(observed.job, view.cluster).items():
+            secret = self.cluster.known(SECRET, observed.key[0], names.tls_secret(observed.name, role))
+            if secret is None:
+                return None
+            leaves[called] = secret["data"]
+        place = MemberPlace(
+            cluster=view.cluster, namespace=view.namespace, origin=view.origin, leaves=leaves, code=observed.code
+        )
+        plan = self._plan(observed, decision, place=place)
+        if not plan.has_trainer and plan.dials is None:
             return None
-        place = MemberPlace(cluster=view.cluster, namespace=view.namespace, origin=view.origin, exposed=exposed)
-        plan = replace(self._plan(observed, decision), place=place)
         deleted = [
             pods.uid(pod)
             for pod in observed.pods
@@ -279,11 +290,13 @@ class Reconciler:
             action="Apply",
             uid=plan.uid,
             anchor=anchor(plan),
-            objects=member_objects(plan, leaf=leaf["data"]),
+            objects=plan_objects(plan),
+            kept=kept_claims(plan) if plan.has_trainer else frozenset(),
             delete_pods=frozenset(deleted),
         )
 
-    def _plan(self, observed: Observed, decision: JobDecision) -> JobPlan:
+    def _plan(self, observed: Observed, decision: JobDecision, *, place: MemberPlace | None = None) -> JobPlan:
+        """`place`: in a member; None: at home."""
         assert observed.job is not None, "objects are planned of a valid job"
         return JobPlan(
             job=observed.job,
@@ -293,9 +306,9 @@ class Reconciler:
             settings=self.settings,
             resolved=observed.resolved,
             defaults=observed.defaults,
-            exposures={
-                name: view.exposure for name, view in members.needed(observed).items() if view.exposure is not None
-            },
+            exposures=members.exposures(observed.job, observed.members),
+            place=place,
+            dials=_dials(observed, place.cluster if place else ""),
         )
 
     async def _warn(self, raw: Object, reported: Aspect) -> None:
@@ -346,8 +359,9 @@ class Reconciler:
         """What decides whether the objects are in order; equal where nothing of it has changed."""
         versions = self.cluster.versions(APPLIED, observed.key)
         generation = observed.metadata.get("generation")
-        exposures = {name: view.exposure for name, view in members.needed(observed).items()}
-        return observed.metadata["uid"], generation, decision.wanted, observed.defaults, exposures, versions
+        assert observed.job is not None, "objects are planned of a valid job"
+        ways = members.exposures(observed.job, observed.members), _dials(observed, "")
+        return observed.metadata["uid"], generation, decision.wanted, observed.defaults, ways, versions
 
     async def _certify(self, plan: JobPlan) -> datetime | None:
         """Apply the Secrets that are due, as far as that goes now."""
@@ -370,12 +384,16 @@ class Reconciler:
         raise AssertionError(f"certificates of {plan.name} do not settle")
 
     def _copies(self, plan: JobPlan) -> dict[str, Object]:
-        """Member -> the Secret with the leaf there, where one is known."""
+        """Role -> the Secret with its leaf in a member, where one is known."""
         if self.members is None:
             return {}
-        key, name = (plan.namespace, plan.name), names.tls_secret(plan.name, "generator")
-        found = {cluster: self.members.known(SECRET, cluster, key, name) for cluster in members.clusters_of(plan.job)}
-        return {cluster: secret for cluster, secret in found.items() if secret is not None}
+        key = (plan.namespace, plan.name)
+        found = {
+            role: self.members.known(SECRET, cluster, key, names.tls_secret(plan.name, called))
+            for cluster in members.clusters_of(plan.job)
+            for role, called in members.leaves_in(plan.job, cluster).items()
+        }
+        return {role: secret for role, secret in found.items() if secret is not None}
 
     async def _write_statuses(self, observed: Observed, decision: JobDecision) -> None:
         self.metrics.job(observed.key, decision.status, clusters=members.clusters_by_pool(observed.raw))
@@ -390,8 +408,17 @@ class Reconciler:
         await apply.write_status(self.cluster, self.cluster.known(RLJOB, *observed.key), decision.status)
 
 
-def _names_member(raw: Object) -> bool:
-    return bool(members.clusters_by_pool(raw) or (raw.get("status") or {}).get("clusters"))
+def _dials(observed: Observed, cluster: str) -> ExposedAddresses | None:
+    """Where generators of a cluster (empty: home) dial a scheduler in another one.
+
+    Where the exposure has no address now, they go on dialling where they do: replicas and pods still follow.
+    """
+    assert observed.job is not None, "asked only of a valid job"
+    exposure = members.exposures(observed.job, observed.members).get(cluster)
+    if exposure is None:
+        return None
+    there = [each for each in observed.sets.values() if pods.cluster_of(each) == cluster]
+    return addresses(exposure, observed.exposed) or dialled(there)
 
 
 def _soonest(seconds: float | None, moment: datetime | None, *, now: datetime) -> float | None:

@@ -58,7 +58,7 @@ class Holder:
     job: str
     role: str
     uid: str = ""
-    """Of a job that is dialled from member clusters, whose generators demand names with it."""
+    """Of a job that is dialled from other clusters, whose generators demand names with it."""
 
     @property
     def is_dialled(self) -> bool:
@@ -223,7 +223,7 @@ def due(
 ) -> tuple[list[dict[str, Any]], datetime | None]:
     """Secrets to apply now, CA first, and when to look again. Where a CA is applied, look again at once.
 
-    `copies`: member -> the Secret with its leaf as it is there, where it was seen. A change of the CA waits for those that are behind.
+    `copies`: role -> the Secret with its leaf as it is in a member, where it was seen. A change of the CA waits for those that are behind.
     """
     seen = observe_certificates(plan, secrets)
     seen = replace(seen, leaves={**seen.leaves, **_not_delivered(plan, secrets, seen, copies=copies or {}, now=now)})
@@ -239,8 +239,7 @@ def _not_delivered(
 ) -> dict[str, Leaf]:
     """Role -> its leaf as if it was written now, where a member has an older copy that is good still."""
     found: dict[str, Leaf] = {}
-    for cluster, copy in copies.items():
-        role = names.generator_role(cluster)
+    for role, copy in copies.items():
         leaf, home = seen.leaves.get(role), secrets.get(names.tls_secret(plan.name, role))
         shown = read_trusted(_data(copy, _CERTIFICATE))
         is_good = bool(shown) and now < shown[0].not_valid_after_utc

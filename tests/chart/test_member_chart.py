@@ -42,5 +42,20 @@ def test_rights_are_in_the_given_namespaces_and_say_which_cluster_it_is(rendered
     assert not any("*" in verbs or "escalate" in verbs for verbs in granted.values())
 
 
+def test_volumes_and_the_proxy_are_granted_only_where_trainers_may_be(rendered: Callable[..., Objects]) -> None:
+    roles = {
+        wanted: next(one["rules"] for one in rendered("a", trainers=wanted) if one["kind"] == "Role")
+        for wanted in ("false", "true")
+    }
+    assert [rule for rule in roles["true"] if rule not in roles["false"]] == [
+        {
+            "apiGroups": [""],
+            "resources": ["persistentvolumeclaims"],
+            "verbs": ["get", "list", "watch", "create", "patch", "delete"],
+        },
+        {"apiGroups": [""], "resources": ["services/proxy"], "verbs": ["get"]},
+    ]
+
+
 def test_a_token_is_made_only_where_it_is_wanted(rendered: Callable[..., Objects]) -> None:
     assert not [one for one in rendered("a", **{"serviceAccount.token": "false"}) if one["kind"] == "Secret"]

@@ -29,7 +29,7 @@ _PATHS = {"ServiceAccount": "/api/v1", "Secret": "/api/v1", "Role": _RBAC, "Role
 ADDRESS = {"address": {"host": "10.9.8.7", "schedulerPort": 4430, "weightsPort": 4431}}
 
 
-def admit(member: Cluster, *namespaces: str) -> Path:
+def admit(member: Cluster, *namespaces: str, trainers: bool = False) -> Path:
     """Install the chart `streamrl-member`; a kubeconfig of its account."""
     for namespace in (ACCOUNT_NAMESPACE, *namespaces):
         member.api.create("/api/v1/namespaces", {"metadata": {"name": namespace}})
@@ -42,6 +42,8 @@ def admit(member: Cluster, *namespaces: str) -> Path:
             ACCOUNT_NAMESPACE,
             "--set-json",
             f"namespaces={json.dumps(namespaces)}",
+            "--set",
+            f"trainers={json.dumps(trainers)}",
         ]
         text = helm("template", "home", str(MEMBER_CHART), *given).stdout
     for one in filter(None, YAML(typ="safe").load_all(text)):
@@ -61,11 +63,13 @@ class Pair:
     kubeconfig: Path
 
     @classmethod
-    def of(cls, lab: Lab, member: ControlPlane) -> "Pair":
-        """A namespace of its own in the member, and an RLCluster of its own."""
+    def of(cls, lab: Lab, member: ControlPlane, *, trainers: bool = False) -> "Pair":
+        """A namespace of its own in the member, and an RLCluster of its own. `trainers`: they may be there."""
         suffix = secrets.token_hex(3)
         there = Lab(member, f"{lab.namespace[:40]}-there-{suffix}")
-        return cls(lab=lab, there=there, name=f"east-{suffix}", kubeconfig=admit(member, there.namespace))
+        return cls(
+            lab=lab, there=there, name=f"east-{suffix}", kubeconfig=admit(member, there.namespace, trainers=trainers)
+        )
 
     @property
     def path(self) -> str:

@@ -35,7 +35,6 @@ OTHER_WORDS = {
     "tag.yaml": "it ignores the tag, reads a list and says so of spec.model; we give the line alone",
     "field-misspelt.yaml": FIRST_UNKNOWN,
     "section-misspelt.yaml": FIRST_UNKNOWN,
-    "trainer-cluster.yaml": FIRST_UNKNOWN,
 }
 """Bad files that it refuses without the name that we give, and why."""
 BY_KUBECTL = {"two-jobs.yaml": "a merge key with an override: kubectl reads it, the API server's own reader does not"}

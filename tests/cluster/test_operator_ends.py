@@ -74,7 +74,7 @@ def pod(name: str, **metadata: Any) -> dict[str, Any]:
 RESULT = {"status": "succeeded", "steps": 40, "final_reward": 0.75, "checkpoint": "checkpoints/step-00000040"}
 
 
-def tell_end(lab: Lab, *, life: str) -> None:
+def tell_end(lab: Lab, *, life: str, of: str = JOB) -> None:
     """As a kubelet does when the scheduler's container has ended with its last word; "lastState": it runs again; "killed": not for the first time."""
     word = json.dumps({"attempt": 1, "step": 40, "cost": 1.5, "result": RESULT})
     was_killed = life == "killed"
@@ -87,7 +87,7 @@ def tell_end(lab: Lab, *, life: str) -> None:
         "restartCount": ("state", "lastState", "killed").index(life),
     }
     told = {"phase": "Running", "initContainerStatuses": [status], "containerStatuses": [running("trainer")]}
-    lab.patch("pods", f"{JOB}-trainer-0", {"status": told}, part="status")
+    lab.patch("pods", f"{of}-trainer-0", {"status": told}, part="status")
 
 
 @pytest.mark.parametrize("life", ["state", "lastState", "killed"])

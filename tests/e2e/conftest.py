@@ -61,10 +61,11 @@ def a_stage(cluster: NodeCluster, name: str) -> Iterator[Stage]:
 def in_both(two: TwoClusters) -> Iterator[tuple[Stage, Pair, Operator]]:
     """A namespace of the hub, its place in the member, and an operator in the hub's network."""
     with a_stage(two.hub, "two") as stage:
-        pair = Pair.of(stage, two.member)
+        pair = Pair.of(stage, two.member, trainers=True)
         operator = operator_with_members(two.hub, stage.namespace).start().wait_until_leading()
         text = two.seen_from_hub(pair.kubeconfig).read_text()
-        pair.join(text=text, exposure={"nodePort": {"host": two.hub.addresses.wan}})
+        ways = [{"nodePort": {"host": cluster.addresses.wan}} for cluster in (two.hub, two.member)]
+        pair.join(text=text, exposure=ways[0], trainers={"exposure": ways[1]})
         pair.wait_connected(operator)
         try:
             yield stage, pair, operator

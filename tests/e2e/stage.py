@@ -98,11 +98,12 @@ class Stage(Lab):
         """Of a job."""
         return str(self.must("rljobs", job)["metadata"]["uid"])
 
-    def assert_exact(self, job: str) -> str:
-        """`streamrl journal check` on the volumes: no group lost, none trained twice."""
-        store = self.store(job, uid=self.uid(job))
+    def assert_exact(self, job: str, *, at: "Stage | None" = None) -> str:
+        """`streamrl journal check` on the volumes: no group lost, none trained twice. `at`: where they are, in a member; None: here."""
+        volumes = at or self
+        store = volumes.store(job, uid=self.uid(job))
         done = subprocess.run(
-            [sys.executable, "-m", "streamrl_cli.main", "journal", "check", str(self.run_dir(job))],
+            [sys.executable, "-m", "streamrl_cli.main", "journal", "check", str(volumes.run_dir(job))],
             env=os.environ | {keys.ENV_STORE_DIR: str(store)},
             capture_output=True,
             text=True,

@@ -189,6 +189,55 @@ def test_a_model_learns_with_generators_in_both_clusters(joined: tuple[Stage, Pa
     stage.assert_exact("chain-sum")
 
 
+def far_trainer(pair: Pair, **changes: Any) -> dict[str, Any]:
+    """A job of simulated engines with its trainer in the member, and a generator in each cluster."""
+    job = near_and_far(simulated("far", **changes), pair, replicas=1)
+    job["spec"]["trainer"]["clusterName"] = pair.name
+    return job
+
+
+def test_a_trainer_in_a_member_runs_to_its_end_with_generators_at_home_and_beside_it(
+    joined: tuple[Stage, Pair, Operator], two_clusters: TwoClusters
+) -> None:
+    stage, pair, operator = joined
+    there = Stage(two_clusters.member, pair.there.namespace)
+    stage.apply(far_trainer(pair, steps=MINUTE, step_s=1.0))
+    stage.wait_for(
+        lambda: {one["pool"] for one in there.page("far").get("generators", ())} == {"near", "away"},
+        "generators of both clusters",
+        job="far",
+        deadline_s=RUN_S,
+    )
+    status = stage.wait_succeeded("far", deadline_s=2 * RUN_S)
+    assert (status["step"], status["restarts"], status["attempt"]) == (MINUTE, 0, 1), operator.tail()
+    assert f"checkpoint step-{MINUTE:08d}" in stage.assert_exact("far", at=there)
+    stage.delete("rljobs", "far")
+    stage.wait(lambda: stage.get("rljobs", "far") is None, "the job to go", operator, deadline_s=RUN_S)
+    wait_gone(pair.there, "far", operator)
+
+
+def test_a_trainer_that_home_does_not_reach_trains_on_with_what_is_beside_it(
+    joined: tuple[Stage, Pair, Operator], two_clusters: TwoClusters
+) -> None:
+    stage, pair, operator = joined
+    there = Stage(two_clusters.member, pair.there.namespace)
+    stage.apply(far_trainer(pair, steps=3 * MINUTE, step_s=1.0))
+    stage.wait_for(
+        lambda: len(there.page("far").get("generators", ())) == 2, "two generators", job="far", deadline_s=RUN_S
+    )
+    two_clusters.link.cut()
+    stage.wait_for(
+        lambda: stage.condition("far", "Ready").get("reason") == "ClusterUnreachable", "Ready Unknown", job="far"
+    )
+    step = there.page("far")["step"]
+    stage.wait_for(lambda: there.page("far").get("step", 0) >= step + 10, "ten steps more", job="far")
+    two_clusters.link.heal()
+    stage.wait_for(lambda: stage.condition("far", "Ready").get("reason") == "Running", "the member", job="far")
+    status = stage.wait_succeeded("far", deadline_s=2 * RUN_S)
+    assert (status["attempt"], status["restarts"]) == (1, 0), operator.tail()
+    stage.assert_exact("far", at=there)
+
+
 def _wait_generators(stage: Stage, count: int) -> None:
     stage.wait_for(
         lambda: len(stage.page("far").get("generators", ())) == count,

@@ -52,6 +52,8 @@ class ApiServer:
         self.writes: list[str] = []
         self.reads: list[str] = []
         """Paths."""
+        self.pages: list[str] = []
+        """Paths of pages that were read by the proxy."""
         self._version = 1
         """As in etcd: the first object has 2."""
 
@@ -77,6 +79,7 @@ class ApiServer:
     async def _answer(self, request: web.Request) -> web.Response:
         path, body = request.path, await request.text()
         if "/proxy/" in path:
+            self.pages.append(path)
             return web.json_response(self.page)
         document: Doc = json.loads(body) if body else {}
         if request.method != "GET":

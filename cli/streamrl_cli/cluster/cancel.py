@@ -13,6 +13,7 @@ from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, add_connection, connect
 from streamrl_cli.cluster.jobs import state, steps
 from streamrl_operator.kube.kinds import CLAIM, RLJOB
+from streamrl_operator.planning.values import trainer_cluster
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +53,10 @@ def _checkpoints(job: Object, *, keep: bool | None) -> tuple[str, bool]:
     """The claim of the checkpoints, and whether it is to stay."""
     checkpoints = job["spec"].get("storage", {}).get("checkpoints", {})
     own = checkpoints.get("claimName")
+    at = trainer_cluster(job)
+    if keep is False and at:
+        fix = f"leave it out, and delete the claim there: kubectl delete pvc {own or names.checkpoints_claim(job['metadata']['name'])}"
+        raise UserError(field="--no-keep-checkpoints", rule=f"reaches no claims in member cluster {at}", fix=fix)
     if own is None:
         as_told = checkpoints.get("whenDeleted", "Retain") == "Retain" if keep is None else keep
         return names.checkpoints_claim(job["metadata"]["name"]), as_told

@@ -17,6 +17,7 @@ from streamrl_cli.cluster.output import age, percent, section, text
 from streamrl_operator.kube.kinds import EVENT, RLJOB
 from streamrl_operator.planning.members import clusters_by_pool
 from streamrl_operator.planning.pods import containers, is_leaving, is_ready
+from streamrl_operator.planning.values import trainer_cluster
 
 SUCCEEDED, FAILED, SUSPENDED, SUSPENDING = "Succeeded", "Failed", "Suspended", "Suspending"
 RUNNING, DELETING, NOT_SEEN = "Running", "Deleting", "NotSeen"
@@ -123,7 +124,7 @@ def describe(
     yield from section(
         "POOLS", *placed(("NAME", "SCALING", "ASKED", "DESIRED", "READY", "REASON"), pool_rows(pools), job)
     )
-    yield from section("CLUSTERS", ("NAME", "NAMESPACE", "POOLS", "PODS"), _clusters(job, pods=pods))
+    yield from section("CLUSTERS", ("NAME", "NAMESPACE", "HAS", "PODS"), _clusters(job, pods=pods))
     yield from section("PODS", ("NAME", "ROLE", "STATE", "RESTARTS", "NODE", "AGE"), _pods(pods, now=now))
     yield from section("SCALING", ("AGO", "POOL", "CHANGE", "REASON"), change_rows(pools, now=now))
     yield from section("EVENTS", ("AGO", "TYPE", "REASON", "MESSAGE"), event_rows(events, now=now))
@@ -156,15 +157,16 @@ def placed(head: Row, rows: Sequence[Row], job: Object, *, title: str = "CLUSTER
 
 
 def _clusters(job: Object, *, pods: Sequence[Object]) -> list[Row]:
-    """(name, namespace, pools, what is known of the pods) of each member that the job is in, or that a pool names."""
-    far = clusters_by_pool(job)
+    """(name, namespace, what of the job, what is known of the pods) of each member that the job is in, or that it names."""
+    at = trainer_cluster(job)
+    far = {**({"trainer": at} if at else {}), **clusters_by_pool(job)}
     entries = {one["name"]: one["namespace"] for one in job.get("status", {}).get("clusters", ())}
     seen = {pod["metadata"].get("labels", {}).get(names.LABEL_CLUSTER) for pod in pods}
     return [
         (
             name,
             text(entries.get(name)),
-            text(", ".join(pool for pool, cluster in far.items() if cluster == name)),
+            text(", ".join(part for part, cluster in far.items() if cluster == name)),
             "below" if name in seen else f"--member-context {name}=CONTEXT shows those that are there",
         )
         for name in dict.fromkeys((*entries, *far.values()))

@@ -30,6 +30,7 @@ from streamrl_cli.cluster.members import add_member_contexts, members_of, pods_o
 from streamrl_operator.kube.kinds import RLJOB
 from streamrl_operator.planning.members import clusters_by_pool
 from streamrl_operator.planning.pods import containers as container_statuses
+from streamrl_operator.planning.values import trainer_cluster
 
 CONTAINERS = {
     "scheduler": names.CONTAINER_SCHEDULER,
@@ -149,18 +150,19 @@ class LogPlaces:
         return list(sources(found, [CONTAINERS[role] for role in self._roles()]))
 
     def elsewhere(self) -> list[UserError]:
-        """For each pool that is asked for and in a member whose context is not given."""
-        if "generators" not in self._roles():
-            return []
-        far = clusters_by_pool(self.job).items()
+        """For each part of the job that is asked for and in a member whose context is not given."""
+        roles, at = set(self._roles()), trainer_cluster(self.job)
+        far = clusters_by_pool(self.job).items() if "generators" in roles else ()
+        parts = {f"pool {pool}": cluster for pool, cluster in far if self.args.pool in (None, pool)}
+        parts |= {"trainer": at} if at and not self.args.pool and roles - {"generators"} else {}
         return [
             UserError(
-                field=f"pool {pool}",
+                field=part,
                 rule=f"has its pods in member cluster {cluster}",
                 fix=f"give --member-context {cluster}=CONTEXT, a context of the kubeconfig for it",
             )
-            for pool, cluster in far
-            if cluster not in self.members and self.args.pool in (None, pool)
+            for part, cluster in parts.items()
+            if cluster not in self.members
         ]
 
     def _roles(self) -> Sequence[str]:

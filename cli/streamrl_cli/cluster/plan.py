@@ -2,7 +2,7 @@
 With `--optimize`: with as many generators and trainer processes as a profile says are best, and why.
 
 The operator's own planning makes the objects. What it alone knows are placeholders here: its images (--trainer-image, --generator-image), UIDs, and ports
-and addresses that a cluster gives. Without its RLCluster (--rlcluster) a member's namespace is called as at home, and generators there dial `home.example`.
+and addresses that a cluster gives. Without its RLCluster (--rlcluster) a member's namespace is called as at home, and generators dial `scheduler.example`.
 """
 
 import argparse
@@ -22,18 +22,22 @@ from streamrl_cli import console
 from streamrl_cli.cluster.bundle import as_written, cluster_problems, collect, config_map, with_code
 from streamrl_cli.cluster.output import FORMS, dump, section, text
 from streamrl_cli.cluster.sizes import clusters, optimize
+from streamrl_cli.cluster.sizes.stages import count_of
 from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file, load_document
 from streamrl_operator.planning.certificates import roles_of
 from streamrl_operator.planning.defaults import Entry, Layer, inherit
 from streamrl_operator.planning.estimate import ResourceEstimate, estimate, find_config
-from streamrl_operator.planning.members import clusters_of
+from streamrl_operator.planning.members import clusters_of, exposures, leaves_in
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.members import addresses, anchor, member_objects, owned_by
-from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace
+from streamrl_operator.planning.objects.members import addresses, anchor, owned_by
+from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace, kept_claims
 from streamrl_operator.planning.values import DesiredRun, ExposedAddresses, PlanningSettings
 
 _NO_UID = "00000000-0000-0000-0000-000000000000"
-_EXPOSED = ExposedAddresses(scheduler=f"home.example:{names.PORT_GRPC}", weights=f"home.example:{names.PORT_WEIGHTS}")
+_EXPOSED = ExposedAddresses(
+    scheduler=f"scheduler.example:{names.PORT_GRPC}", weights=f"scheduler.example:{names.PORT_WEIGHTS}"
+)
+_VOLUMES = ("CLAIM", "SIZE", "CLASS", "WHEN THE JOB IS DELETED")
 Object = dict[str, Any]
 
 
@@ -115,11 +119,18 @@ def objects_of(job: RLJob, args: argparse.Namespace, *, members: Mapping[str, RL
         namespace="streamrl-system", trainer_image=args.trainer_image, generator_image=args.generator_image
     )
     wanted = DesiredRun(trainers=1, generators=sizes, requested=sizes, images=settings.images)
-    exposures = {name: members[name].exposure for name in clusters_of(job) if name in members}
-    plan = JobPlan(job=job, namespace=namespace, uid=_NO_UID, wanted=wanted, settings=settings, exposures=exposures)
+    plan = JobPlan(
+        job=job,
+        namespace=namespace,
+        uid=_NO_UID,
+        wanted=wanted,
+        settings=settings,
+        exposures=exposures(job, members),
+    )
+    at_home = replace(plan, dials=_dials(plan, ""))
     replicas = {names.pool(job.metadata.name, pool): size for pool, size in sizes.items()}
     far = (obj for cluster in clusters_of(job) for obj in _in_member(plan, cluster, members.get(cluster)))
-    return [*first, *(_with_replicas(obj, replicas) for obj in plan_objects(plan)), *far]
+    return [*first, *(_with_replicas(obj, replicas) for obj in plan_objects(at_home)), *far]
 
 
 def _in_member(plan: JobPlan, cluster: str, known: RLClusterSpec | None) -> Iterator[Object]:
@@ -127,12 +138,19 @@ def _in_member(plan: JobPlan, cluster: str, known: RLClusterSpec | None) -> Iter
     if namespace is None:
         rule = f"must be a cluster that jobs of namespace {plan.namespace} may use"
         raise UserError(field=f"RLCluster {cluster}", rule=rule, fix="map the namespace, or give --namespace")
-    exposed = None if known is None else addresses(known.exposure, None)
-    there = replace(
-        plan, place=MemberPlace(cluster=cluster, namespace=namespace, origin=_NO_UID, exposed=exposed or _EXPOSED)
-    )
+    place = MemberPlace(cluster=cluster, namespace=namespace, origin=_NO_UID)
+    there = replace(plan, place=place, dials=_dials(plan, cluster))
     yield anchor(there)
-    yield from (owned_by(_NO_UID, obj) for obj in member_objects(there, leaf={}) if obj["kind"] != "Secret")
+    kept = kept_claims(there)
+    yield from (obj if obj["metadata"]["name"] in kept else owned_by(_NO_UID, obj) for obj in plan_objects(there))
+
+
+def _dials(plan: JobPlan, cluster: str) -> ExposedAddresses | None:
+    """Where generators of a cluster (empty: home) dial a scheduler in another one."""
+    if (plan.job.spec.trainer.cluster_name or "") == cluster:
+        return None
+    exposure = plan.exposures.get(cluster)
+    return (addresses(exposure, None) if exposure else None) or _EXPOSED
 
 
 def _with_replicas(obj: Object, replicas: dict[str, int]) -> Object:
@@ -151,19 +169,19 @@ def summary(
     home, pods = _of_cluster(objects, None), ("SET", "PODS", "CONTAINER", "IMAGE", "REQUESTS", "LIMITS")
     yield f"{name}: {len(home)} objects and {len(secrets)} Secrets"
     yield from section("PODS", pods, _containers(home))
-    yield from section("VOLUMES", ("CLAIM", "SIZE", "CLASS", "WHEN THE JOB IS DELETED"), _claims(job, home))
+    yield from section("VOLUMES", _VOLUMES, _claims(job, home))
     yield from section("INHERITED", ("FIELD", "VALUE", "FROM", ""), [_origin(one) for one in origins])
     yield from section("OTHER OBJECTS", ("KIND", "NAMES"), _others(home, secrets=secrets))
     for cluster in clusters:
         there = _of_cluster(objects, cluster)
+        leaves = [names.tls_secret(name, called) for called in leaves_in(job, cluster).values()]
         yield from (
             "",
-            f"IN CLUSTER {cluster}: {len(there)} objects and 1 Secret, all owned by ConfigMap {names.anchor(name)}",
+            f"IN CLUSTER {cluster}: {len(there)} objects and {count_of(len(leaves), 'Secret')}, owned by ConfigMap {names.anchor(name)}",
         )
         yield from section("PODS", pods, _containers(there))
-        yield from section(
-            "OTHER OBJECTS", ("KIND", "NAMES"), _others(there, secrets=[names.tls_secret(name, "generator")])
-        )
+        yield from section("VOLUMES", _VOLUMES, _claims(job, there))
+        yield from section("OTHER OBJECTS", ("KIND", "NAMES"), _others(there, secrets=leaves))
     yield ""
     yield "ESTIMATE"
     yield from (f"  {line}" for line in known.lines())
@@ -206,7 +224,7 @@ def _claims(job: RLJob, objects: list[Object]) -> list[tuple[str, ...]]:
             size, of_class = spec["resources"]["requests"]["storage"], spec.get("storageClassName", "(the cluster's)")
             rows.append((obj["metadata"]["name"], size, of_class, fate))
     own = job.spec.storage.checkpoints.claim_name
-    return [*rows, *([(own, "(yours)", "", "stays")] if own else [])]
+    return [*rows, *([(own, "(yours)", "", "stays")] if own and rows else [])]  # beside the journal's
 
 
 def _others(objects: list[Object], *, secrets: list[str]) -> list[tuple[str, ...]]:

@@ -198,7 +198,21 @@ class RLJobSpec(SpecModel):
         """All that have a GeneratorPool."""
         return (*self.generators, *([] if self.agent_pool is None else [self.agent_pool]))
 
+    @property
+    def other_clusters(self) -> list[str]:
+        """With generators apart from the trainer, as those call them."""
+        return sorted({self.cluster_apart(pool) for pool in self.generators} - {""})
+
+    def cluster_apart(self, pool: GeneratorPool) -> str:
+        """What generators of a pool call their cluster; empty: it is the trainer's."""
+        return "" if pool.cluster_name == self.trainer.cluster_name else pool.cluster_name or names.HOME
+
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "task.agent.pool must be absent with trainer.clusterName: agents have no way to a scheduler in another cluster",
+            "!has(self.trainer.clusterName) || !has(self.task.agent) || !has(self.task.agent.pool)",
+            lambda spec: spec.agent_pool is not None and spec.trainer.cluster_name,
+        ),
         FieldRule(
             f"name of generators must not be {names.AGENTS} beside task.agent.pool, which has that",
             f"!has(self.task.agent) || !has(self.task.agent.pool) || self.generators.all(g, g.name != '{names.AGENTS}')",

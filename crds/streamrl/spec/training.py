@@ -1,6 +1,5 @@
 """How the policy is trained: pipeline, trainer, weights; what follows a failure. The learning rule: `algorithm.py`."""
 
-from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -9,6 +8,7 @@ from streamrl.spec.base import (
     NAME_PATTERN,
     PLACE_PATTERN,
     ByteQuantity,
+    ClusterName,
     CostQuantity,
     FieldRule,
     OneOf,
@@ -133,10 +133,6 @@ class LogprobDiffBound(SpecModel):
 class Trainer(SpecModel):
     """The trainer and its optimiser (AdamW)."""
 
-    refused: ClassVar[Mapping[str, str]] = {
-        "clusterName": "the trainer's pod has the scheduler, which members dial: it is in the job's own cluster; use generators[].clusterName",
-    }
-
     engine: TrainerEngine = Field(
         default_factory=lambda: TrainerEngine.model_validate({"torch": {}}), description="What trains."
     )
@@ -188,6 +184,10 @@ class Trainer(SpecModel):
         default="Allow", description="Block: the trainer's pods stop drains of their nodes until the job has ended."
     )
     cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of the trainer; weighs its bubbles.")
+    cluster_name: ClusterName | None = Field(
+        default=None,
+        description="On Kubernetes: the RLCluster that its pods and volumes are in, the scheduler with them; absent = the job's own cluster.",
+    )
     pod: TrainerPod = Field(
         default=TrainerPod(),
         description="Its pods on Kubernetes, one a node; resources are those of the trainer's container.",

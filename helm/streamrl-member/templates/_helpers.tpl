@@ -11,7 +11,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end -}}
 
 {{/*
-What the operator of the home cluster does in a namespace here: verbs that it uses, no wildcard, no proxy, nothing outside of the namespace.
+What the operator of the home cluster does in a namespace here: verbs that it uses, no wildcard, nothing outside of the namespace; the proxy is for trainers' numbers alone.
 `create` beside `patch`: a server-side apply of what does not exist needs both.
 */}}
 {{- define "streamrl-member.rules" -}}
@@ -30,4 +30,12 @@ What the operator of the home cluster does in a namespace here: verbs that it us
 - apiGroups: [""]
   resources: [pods]
   verbs: [list, watch, delete]
+{{- if .Values.trainers }}
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services/proxy]
+  verbs: [get]
+{{- end }}
 {{- end -}}

@@ -29,7 +29,7 @@ from streamrl_operator.kube.answers import KubeError, RequestRefusedError
 from streamrl_operator.kube.cache import Key, pause_s
 from streamrl_operator.kube.client import Client, Count
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
-from streamrl_operator.kube.kinds import CONFIG_MAP, IN_MEMBERS, NAMESPACE, POD, Kind
+from streamrl_operator.kube.kinds import CLAIM, CONFIG_MAP, IN_MEMBERS, NAMESPACE, POD, SERVICE, Kind
 from streamrl_operator.planning import pods
 from streamrl_operator.planning.objects.members import owned_by
 from streamrl_operator.planning.values import Object
@@ -67,6 +67,8 @@ class MemberWork:
     """Of the job."""
     anchor: Object | None = None
     objects: Sequence[Object] = ()
+    kept: frozenset[str] = frozenset()
+    """Names of claims that outlive the job: the anchor does not own them."""
     delete_pods: frozenset[str] = frozenset()
     """By UID: pods that are replaced."""
 
@@ -117,6 +119,11 @@ class Member:
     def __post_init__(self) -> None:
         self._queue = WorkQueue(clock=self.clock.monotonic)
 
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """What is made here: only a trainer has volumes."""
+        return (*IN_MEMBERS, *([] if self.spec.trainers is None else [CLAIM]))
+
     # ---- What the reconciles at home ask.
 
     def unreachable(self, namespace: str) -> str:
@@ -139,9 +146,17 @@ class Member:
         return None if there is None or self.cluster is None else self.cluster.known(kind, there[0], name)
 
     def is_clean(self, key: Key, uid: str) -> bool:
-        """Whether nothing of a job is here, as far as is known."""
-        found = (obj for kind in (*IN_MEMBERS, POD) for obj in self.objects(kind, key))
+        """Whether nothing of a job is here, as far as is known, but claims that it has left."""
+        found = [obj for kind in (*self.kinds, POD) if kind is not CLAIM for obj in self.objects(kind, key)]
+        found += [claim for claim in self.objects(CLAIM, key) if claim["metadata"].get("ownerReferences")]
         return not any(pods.label(obj, names.LABEL_JOB_UID) == uid for obj in found)
+
+    def reached(self, key: Key) -> tuple[CachedCluster, Key] | None:
+        """The caches, and the job of home as they know it; None while nothing newer is known."""
+        there = self._there(key)
+        if there is None or self.cluster is None or self.unreachable(there[0]):
+            return None
+        return self.cluster, there
 
     def refused(self, key: Key) -> str:
         """What its API server refused last of a job; empty: nothing."""
@@ -220,7 +235,7 @@ class Member:
                 client,
                 self._changed,
                 namespaces=namespaces,
-                kinds=(*IN_MEMBERS, POD),
+                kinds=(*self.kinds, POD),
                 reported=lambda _namespace, _is_whole: self._take(cluster),
             )
             self._followed = cluster
@@ -299,15 +314,17 @@ class Member:
         Raises:
             KubeError: the first question that had no answer; the others are not waited for.
         """
-        asked = [(kind, verb) for kind in IN_MEMBERS for verb in _VERBS] + [(POD, verb) for verb in _POD_VERBS]
-        rights = [(one.member, kind, verb) for one in self.spec.namespaces for kind, verb in asked]
+        asked = [(kind, verb, "") for kind in self.kinds for verb in _VERBS]
+        asked += [(POD, verb, "") for verb in _POD_VERBS]
+        asked += [] if self.spec.trainers is None else [(SERVICE, "get", "proxy")]  # a scheduler's numbers
+        rights = [(one.member, *right) for one in self.spec.namespaces for right in asked]
         failed: list[BaseException] = []
         may: dict[str, asyncio.Task[bool]] = {}
         try:
             async with asyncio.TaskGroup() as tasks:
-                for namespace, kind, verb in rights:
-                    right = f"{verb} {kind.plural} in namespace {namespace}"
-                    question = client.may(kind, verb=verb, namespace=namespace)
+                for namespace, kind, verb, part in rights:
+                    right = f"{verb} {kind.plural}{part and '/'}{part} in namespace {namespace}"
+                    question = client.may(kind, verb=verb, namespace=namespace, subresource=part)
                     may[right] = tasks.create_task(question, name=f"may {right}")
         except* KubeError as errors:
             failed.extend(errors.exceptions)
@@ -377,6 +394,7 @@ class Member:
         if anchor is None or pods.label(anchor, names.LABEL_JOB_UID) != work.uid:
             return ()
         if work.action == "Remove":
+            await apply.keep(cluster, work.kept, owner=_ownership(anchor, there))
             await self._remove(cluster, anchor, there)
             return ()
         return await apply.stop(cluster, owner=_ownership(anchor, there))
@@ -391,7 +409,8 @@ class Member:
     async def _apply(self, cluster: CachedCluster, there: Key, work: MemberWork) -> Sequence[Exception]:
         assert work.anchor is not None, "what is applied has an owner"
         owner = _ownership(await cluster.find_or_make(work.anchor, owner_uid=work.uid), there)
-        objects = [owned_by(owner.uid, each) for each in work.objects]
+        await apply.keep(cluster, work.kept, owner=owner)
+        objects = [each if _is_kept(each, work) else owned_by(owner.uid, each) for each in work.objects]
         refused = await apply.apply_objects(cluster, objects, owner=owner)
         refused += await apply.prune(cluster, objects, owner=owner)
         for pod in cluster.of_job(POD, there):
@@ -403,6 +422,10 @@ class Member:
         """The next step; what goes brings us back."""
         if not await apply.remove(cluster, owner=_ownership(anchor, there)):
             await apply.delete_once(cluster, anchor)
+
+
+def _is_kept(obj: Object, work: MemberWork) -> bool:
+    return obj["kind"] == CLAIM.kind and obj["metadata"]["name"] in work.kept
 
 
 def _ownership(anchor: Mapping[str, Any], there: Key) -> Ownership:

@@ -107,6 +107,7 @@ class Members:
             allowed_secrets=member.spec.allowed_secrets,
             allowed_claims=member.spec.allowed_claims,
             exposure=member.spec.exposure,
+            trainers=member.spec.trainers,
             unreachable=member.unreachable(namespace) if namespace else f"it has no namespace for jobs of {key[0]}",
             is_clean=member.is_clean(key, uid),
             refused=member.refused(key),
@@ -121,6 +122,11 @@ class Members:
         """One object of a job in a member."""
         kept = self._kept.get(name)
         return None if kept is None or kept.member is None else kept.member.known(kind, key, of)
+
+    def reached(self, name: str, key: Key) -> tuple[CachedCluster, Key] | None:
+        """A member's caches, and the job as they know it; None while nothing newer is known."""
+        kept = self._kept.get(name)
+        return None if kept is None or kept.member is None else kept.member.reached(key)
 
     def want(self, name: str, key: Key, work: MemberWork) -> None:
         """What is to be in a member of a job, from now on. It is done beside this, as soon as it can be."""

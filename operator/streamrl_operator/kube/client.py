@@ -151,10 +151,11 @@ class Client:
             "create", kind, kind.path(obj["metadata"]["namespace"]), body=obj, read=answers.read_object
         )
 
-    async def may(self, kind: Kind, *, verb: str, namespace: str) -> bool:
+    async def may(self, kind: Kind, *, verb: str, namespace: str, subresource: str = "") -> bool:
         """Whether the API server would let us."""
         group = kind.api_version.rpartition("/")[0]
         asked = {"namespace": namespace, "verb": verb, "group": group, "resource": kind.plural}
+        asked |= {"subresource": subresource} if subresource else {}
         body = {"apiVersion": ACCESS_REVIEW.api_version, "kind": ACCESS_REVIEW.kind}
         body |= {"spec": {"resourceAttributes": asked}}  # type: ignore[dict-item]
         return await self._call(

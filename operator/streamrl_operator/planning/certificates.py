@@ -18,9 +18,9 @@ from typing import Literal
 
 from streamrl import names
 from streamrl.spec import RLJob
-from streamrl_operator.planning.members import clusters_of
+from streamrl_operator.planning.members import TRAINER_ROLES, pool_clusters
 
-ROLES = ("scheduler", "trainer", "generator")
+ROLES = (*TRAINER_ROLES, "generator")
 """Of every job; a job with pools in member clusters has a role more for each (`names.generator_role`), one with a pool of agents theirs."""
 
 Signer = Literal["present", "next"]
@@ -29,7 +29,7 @@ Signer = Literal["present", "next"]
 def roles_of(job: RLJob) -> tuple[str, ...]:
     """Who has a leaf in a job."""
     agents = () if job.spec.agent_pool is None else (names.AGENTS,)
-    return (*ROLES, *agents, *(names.generator_role(cluster) for cluster in clusters_of(job)))
+    return (*ROLES, *agents, *(names.generator_role(cluster) for cluster in pool_clusters(job)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

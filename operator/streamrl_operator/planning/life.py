@@ -170,7 +170,9 @@ def _invalid(view: _JobView) -> JobDecision:
     is_news = was is None or was.reason != wrong.reason
     decision = _decision(view, view.before, (), aspects=conditions.of_job(wrong, suspended=suspended), running=False)
     halted = view.spec.get("suspend") is True or admission.held(observed, settings=view.settings) is not None
-    trainers = 0 if halted else pods.asked(observed.sets.get(names.trainer(view.observed.name)))
+    member = observed.trainer_member
+    is_known = member is None or not member.unreachable
+    trainers = 0 if halted else pods.asked(observed.sets.get(names.trainer(observed.name))) if is_known else 1
     generators = {pool: pods.asked(observed.sets.get(names.pool(view.observed.name, pool))) for pool in observed.pools}
     return replace(
         decision,

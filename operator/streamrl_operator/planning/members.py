@@ -1,8 +1,8 @@
 """Member clusters in a job's life: what is not allowed there, what its status says of them, what its deletion waits for. Pure.
 
-    stored status.clusters ──┐
-    pools that name a member ┴─▶ status.clusters ── entry gone: nothing of the job is there, or it is another cluster now
-                                        └─▶ condition ClusterUnreachable, while nothing newer is known of one
+    stored status.clusters ──────┐
+    trainer, pools that name one ┴─▶ status.clusters ── entry gone: nothing of the job is there, or it is another cluster now
+                                            └─▶ condition ClusterUnreachable, while nothing newer is known of one
 
 An entry is written before anything is written there, and is the only memory of where the job has been.
 """
@@ -11,20 +11,54 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from streamrl import names
+from streamrl.clusters import Exposure, RLClusterSpec
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.base import minimal
+from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.training import Trainer
 from streamrl.status import ClusterStatus, RLJobStatus
 from streamrl_operator.planning import conditions, job_status, pods
 from streamrl_operator.planning.conditions import CLUSTER_UNREACHABLE, SUSPENDED, Aspect
-from streamrl_operator.planning.values import MemberView, Object, Observed
+from streamrl_operator.planning.values import MemberView, Object, Observed, trainer_cluster
 
 NOT_ALLOWED = "ClusterNotAllowed"
+TRAINER_ROLES = ("scheduler", "trainer")
+"""Roles of the leaves in the trainer's pods."""
 
 
 def clusters_of(job: RLJob) -> list[str]:
+    """Members that the job is in: its trainer, or pools."""
+    trainer = job.spec.trainer.cluster_name
+    return sorted({*pool_clusters(job), *([trainer] if trainer else [])})
+
+
+def pool_clusters(job: RLJob) -> list[str]:
     """Members that pools of the job are in."""
     return sorted({pool.cluster_name for pool in job.spec.generators if pool.cluster_name})
+
+
+def names_member(raw: Object) -> bool:
+    """Whether the job is, or was, in a member, by the document as it is."""
+    return bool(clusters_by_pool(raw) or trainer_cluster(raw) or (raw.get("status") or {}).get("clusters"))
+
+
+def leaves_in(job: RLJob, cluster: str) -> dict[str, str]:
+    """Leaves that a member has a copy of: role -> what its pods there call it. The CA's key stays at home."""
+    found = {names.generator_role(cluster): "generator"} if cluster in pool_clusters(job) else {}
+    return found | ({role: role for role in TRAINER_ROLES} if job.spec.trainer.cluster_name == cluster else {})
+
+
+def exposures(job: RLJob, members: Mapping[str, MemberView] | Mapping[str, RLClusterSpec]) -> dict[str, Exposure]:
+    """Cluster with generators apart from the trainer (empty: home) -> how they reach the scheduler, where that is known."""
+    at = job.spec.trainer.cluster_name
+    apart = {pool.cluster_name or "" for pool in job.spec.generators if pool.cluster_name != at}
+    if at is None:
+        found = {name: members[name].exposure for name in apart if name in members}
+    else:
+        trainers = members[at].trainers if at in members else None
+        found = dict.fromkeys(apart, None if trainers is None else trainers.exposure)
+    return {name: exposure for name, exposure in sorted(found.items()) if exposure is not None}
 
 
 def clusters_by_pool(raw: Object) -> dict[str, str]:
@@ -34,29 +68,53 @@ def clusters_by_pool(raw: Object) -> dict[str, str]:
 
 
 def refused(job: RLJob, *, namespace: str, queue: str, members: Mapping[str, MemberView]) -> list[UserError]:
-    """Why pools of the job may not be where they say; nothing: they may."""
-    problems: list[UserError] = []
-    for number, pool in enumerate(job.spec.generators):
-        if pool.cluster_name is None:
-            continue
-        field, member = f"spec.generators[{number}]", members.get(pool.cluster_name)
-        if member is None or member.exposure is None:
-            rule = (
-                "must name an RLCluster that is there"
-                if member is None or not member.unreachable
-                else member.unreachable
-            )
-            problems.append(UserError(field=f"{field}.clusterName", rule=rule, got=pool.cluster_name))
-        elif not member.namespace:
-            rule = f"must be a cluster that jobs of namespace {namespace} may use"
-            fix = "ask its administrator to map the namespace (RLCluster, spec.namespaces)"
-            problems.append(UserError(field=f"{field}.clusterName", rule=rule, got=pool.cluster_name, fix=fix))
-        elif queue:
-            rule = f"must be absent in a job with a queue ({queue}): its quota is of the home cluster"
-            problems.append(UserError(field=f"{field}.clusterName", rule=rule, got=pool.cluster_name))
-        else:
-            problems += _named_objects(f"{field}.pod", minimal(pool.pod), member=member)
+    """Why trainer or pools of the job may not be where they say; nothing: they may."""
+    trainer, generators = job.spec.trainer, job.spec.generators
+    problems = _refused_part("spec.trainer", trainer, namespace=namespace, queue=queue, members=members)
+    if trainer.cluster_name is not None and not problems:
+        problems += _refused_trainer(job, members[trainer.cluster_name])
+    for number, pool in enumerate(generators):
+        problems += _refused_part(f"spec.generators[{number}]", pool, namespace=namespace, queue=queue, members=members)
     return problems
+
+
+def _refused_part(
+    field: str, part: Trainer | GeneratorPool, *, namespace: str, queue: str, members: Mapping[str, MemberView]
+) -> list[UserError]:
+    if part.cluster_name is None:
+        return []
+    member, fix = members.get(part.cluster_name), ""
+    if member is None or member.exposure is None:
+        is_told = member is not None and member.unreachable
+        rule = member.unreachable if member is not None and is_told else "must name an RLCluster that is there"
+    elif not member.namespace:
+        rule = f"must be a cluster that jobs of namespace {namespace} may use"
+        fix = "ask its administrator to map the namespace (RLCluster, spec.namespaces)"
+    elif queue:
+        rule = f"must be absent in a job with a queue ({queue}): its quota is of the home cluster"
+    else:
+        return list(_named_objects(f"{field}.pod", minimal(part.pod), member=member))
+    return [UserError(field=f"{field}.clusterName", rule=rule, got=part.cluster_name, fix=fix)]
+
+
+def _refused_trainer(job: RLJob, member: MemberView) -> Iterator[UserError]:
+    """What a trainer needs of a member, beside what pools need."""
+    ask, others = "ask its administrator for it (RLCluster, spec.trainers", job.spec.other_clusters
+    rule = fix = ""
+    if member.trainers is None:
+        rule, fix = "must be a cluster that takes trainers", f"{ask})"
+    elif others and member.trainers.exposure is None:
+        rule = f"must be a cluster whose schedulers generators in {', '.join(others)} can reach"
+        fix = f"{ask}.exposure), or have all pools in {member.cluster}"
+    elif names.HOME in pool_clusters(job):
+        rule = f"must be absent with a pool in an RLCluster called {names.HOME}, as the job's own cluster is"
+    if rule:
+        yield UserError(field="spec.trainer.clusterName", rule=rule, got=member.cluster, fix=fix)
+    checkpoints = job.spec.storage.checkpoints
+    part = "claimName" if checkpoints.resume_from is None else "resumeFrom"
+    if checkpoints.given_claim:  # it is one of the member's
+        volume = {"claimName": checkpoints.given_claim}
+        yield from _named_objects(f"spec.storage.checkpoints.{part}", volume, member=member)
 
 
 def _named_objects(field: str, pod: object, *, member: MemberView) -> Iterator[UserError]:
@@ -89,11 +147,10 @@ def _references(piece: object, *, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def needed(observed: Observed) -> dict[str, MemberView]:
-    """Members that pools of the job are in, by name; of a job that is not valid or is being deleted none."""
+    """Members that the job is to be in, by name; of a job that is not valid or is being deleted none."""
     if observed.job is None or pods.is_leaving(observed.raw):
         return {}
-    named = {pool.cluster_name for pool in observed.job.spec.generators if pool.cluster_name}
-    return {name: observed.members[name] for name in sorted(named)}
+    return {name: observed.members[name] for name in clusters_of(observed.job)}
 
 
 def clusters(observed: Observed, before: RLJobStatus) -> tuple[ClusterStatus, ...]:

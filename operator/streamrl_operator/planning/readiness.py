@@ -13,14 +13,20 @@ from dataclasses import replace
 from streamrl import names
 from streamrl.status import RLJobStatus
 from streamrl_operator.planning import conditions, job_status, members, pods
-from streamrl_operator.planning.conditions import READY, Aspect
+from streamrl_operator.planning.conditions import CLUSTER_UNREACHABLE, READY, Aspect
 from streamrl_operator.planning.objects.members import addresses
 from streamrl_operator.planning.replicas import PoolPlan
-from streamrl_operator.planning.values import JobEvent, Object, Observed
+from streamrl_operator.planning.values import JobEvent, Object, Observed, trainer_cluster
 
 
 def ready(observed: Observed, *, plans: Sequence[PoolPlan]) -> Aspect:
     """The trainer first, all of its nodes, then at least one generator where the job has pools; generators that are missing beside others are told of."""
+    member = observed.trainer_member
+    if member is not None and member.unreachable:
+        message = f"cluster {member.cluster}: {member.unreachable}; what the trainer there does is not known"
+        return Aspect(type=READY, holds=None, reason=CLUSTER_UNREACHABLE, message=message)
+    if member is not None and member.refused:
+        return _no("ClusterRefused", f"cluster {member.cluster}: {member.refused}")
     trainer = [pod for pod in observed.pods if pods.trains(pod)]
     if not any(pods.is_trainer(pod) for pod in trainer):
         return _missing_pods(names.trainer(observed.name), "has not made its pod yet", observed=observed, wanted=1)
@@ -78,11 +84,15 @@ def _with_agents(told: Aspect, observed: Observed, *, plans: Sequence[PoolPlan])
 
 
 def _of_members(observed: Observed, told: Aspect) -> Aspect:
-    """With what keeps pools in members from being made."""
+    """With what keeps pools of other clusters than the trainer's from being made."""
+    ways = {} if observed.job is None else members.exposures(observed.job, observed.members)
+    lacking = {
+        trainer_cluster(observed.raw) or name for name, way in ways.items() if not addresses(way, observed.exposed)
+    }
     for name, member in members.needed(observed).items():
         if member.refused:
             reason, why = "ClusterRefused", f"cluster {name}: {member.refused}"
-        elif not member.unreachable and member.exposure and not addresses(member.exposure, observed.exposed):
+        elif not member.unreachable and name in lacking:
             reason, why = (
                 "ExposurePending",
                 f"cluster {name}: Service {names.exposed(observed.name)} has no address yet",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from streamrl.clusters import Exposure
+from streamrl.clusters import Exposure, Trainers
 from streamrl.spec import RLJob
 from streamrl.status import Images
 from streamrl_operator.autoscaler.values import ScalingState
@@ -83,6 +83,8 @@ class MemberView:
     allowed_claims: tuple[str, ...] = ()
     exposure: Exposure | None = None
     """How generators there reach home; None: the RLCluster is gone."""
+    trainers: Trainers | None = None
+    """None: no trainers may be there."""
     unreachable: str = ""
     """Why nothing newer is known; empty: all is known as it is."""
     is_clean: bool = False
@@ -114,9 +116,11 @@ class Observed:
     pods: Sequence[Object] = ()
     """Of all clusters."""
     exposed: Object | None = None
-    """The Service by which members reach the job."""
+    """The Service by which other clusters reach the scheduler, from where that is."""
     members: Mapping[str, MemberView] = field(default_factory=dict)
-    """By name: all that the job's pools name, and all that it has been in."""
+    """By name: all that the job's trainer and pools name, and all that it has been in."""
+    code: Object | None = None
+    """The ConfigMap with the user's modules as it is at home, where a trainer in a member needs a copy."""
     resolved: Mapping[str, str] = field(default_factory=dict)
     """Files of the ConfigMap that pods read the job from; empty while there is none."""
     numbers: Mapping[str, Any] | None = None
@@ -139,6 +143,11 @@ class Observed:
         spec = next((one for one in self.job.spec.pools if one.name == pool), None) if self.job else None
         member = None if spec is None else self.members.get(spec.cluster_name or "")
         return "" if member is None else member.unreachable
+
+    @property
+    def trainer_member(self) -> MemberView | None:
+        """That the trainer is in, of a job that is not valid too; None: it is at home."""
+        return self.members.get(trainer_cluster(self.raw))
 
     @property
     def metadata(self) -> Object:
@@ -249,6 +258,11 @@ class JobDecision:
     requeue_after_s: float | None = None
     """At the latest; None: only when something changes."""
     scaling: Mapping[str, ScalingState] = field(default_factory=dict)
+
+
+def trainer_cluster(raw: Object) -> str:
+    """The member that the trainer is in, by the document as it is; empty: home. It never changes."""
+    return str(((raw.get("spec") or {}).get("trainer") or {}).get("clusterName") or "")
 
 
 def stamp(moment: datetime) -> str:

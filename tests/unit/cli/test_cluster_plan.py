@@ -76,9 +76,9 @@ def test_what_is_made_in_a_member_stands_beside_what_is_made_at_home(capsys: pyt
     far = ("plan", str(EXAMPLE), "--set", "spec.generators[0].clusterName=east")
     lines = streamrl(capsys, *far).out
     assert lines[0] == "chain-sum: 9 objects and 5 Secrets"
-    assert "IN CLUSTER east: 7 objects and 1 Secret, all owned by ConfigMap chain-sum-anchor" in lines
+    assert "IN CLUSTER east: 7 objects and 1 Secret, owned by ConfigMap chain-sum-anchor" in lines
     home, there = (
-        lines[: lines.index("IN CLUSTER east: 7 objects and 1 Secret, all owned by ConfigMap chain-sum-anchor")],
+        lines[: lines.index("IN CLUSTER east: 7 objects and 1 Secret, owned by ConfigMap chain-sum-anchor")],
         lines,
     )
     assert not [line for line in home if line.startswith("  chain-sum-cpu")]
@@ -90,6 +90,29 @@ def test_what_is_made_in_a_member_stands_beside_what_is_made_at_home(capsys: pyt
     assert {("StatefulSet", None), ("StatefulSet", "east"), ("GeneratorPool", None)} <= clusters
     assert ("GeneratorPool", "east") not in clusters
     assert not [one for one in objects if one["kind"] == "Secret"]
+
+
+def test_a_trainer_in_a_member_has_its_volumes_there_and_is_dialled_from_home(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    far = ("plan", str(EXAMPLE), "--set", "spec.trainer.clusterName=east")
+    lines = streamrl(capsys, *far).out
+    begin = lines.index("IN CLUSTER east: 9 objects and 2 Secrets, owned by ConfigMap chain-sum-anchor")
+    assert not [line for line in lines[:begin] if "chain-sum-trainer" in line or "chain-sum-journal" in line]
+    assert [line.split()[-1] for line in lines[begin:] if line.startswith("  chain-sum-checkpoints")] == ["stays"]
+    objects = json.loads("\n".join(streamrl(capsys, *far, "-o", "json").out))["items"]
+    (home,) = (
+        one for one in objects if one["kind"] == "StatefulSet" and names.LABEL_CLUSTER not in one["metadata"]["labels"]
+    )
+    (container,) = home["spec"]["template"]["spec"]["containers"]
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    assert environment["STREAMRL_SCHEDULER_ADDRESS"] == "scheduler.example:50051"
+    owners = {
+        one["metadata"]["name"]: "ownerReferences" in one["metadata"]
+        for one in objects
+        if one["kind"] == "PersistentVolumeClaim"
+    }
+    assert owners == {"chain-sum-journal": True, "chain-sum-checkpoints": False}
 
 
 def test_a_given_rlcluster_says_what_is_made_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -61,9 +61,8 @@ def pod(name: str, container: str, **labels: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def config(tmp_path: Path) -> AsyncIterator[tuple[OneCluster, str]]:
-    """The member, and a kubeconfig with the contexts `here` and `far`."""
-    home, member = OneCluster("ml"), OneCluster("pools")
+def job() -> dict[str, Any]:
+    """As it is at home."""
     job = simulated_job()
     job["spec"]["generators"][0]["clusterName"] = "east"
     conditions = [{"type": "ClusterUnreachable", "status": "True", "reason": "ClusterUnreachable", "message": LOST}]
@@ -74,6 +73,13 @@ async def config(tmp_path: Path) -> AsyncIterator[tuple[OneCluster, str]]:
             "clusters": [{"name": "east", "clusterUid": "u-east", "namespace": "pools"}],
         },
     }
+    return job
+
+
+@pytest.fixture
+async def config(tmp_path: Path, job: dict[str, Any]) -> AsyncIterator[tuple[OneCluster, str]]:
+    """The member, and a kubeconfig with the contexts `here` and `far`."""
+    home, member = OneCluster("ml"), OneCluster("pools")
     home.objects["/apis/streamrl.io/v1alpha1/namespaces/ml/rljobs/simulated"] = job
     home.pods = [pod("simulated-trainer-0", "trainer", **{names.LABEL_ROLE: "trainer"})]
     labels = {names.LABEL_ROLE: "generator", names.LABEL_POOL: "sim", names.LABEL_CLUSTER: "east"}
@@ -156,3 +162,18 @@ async def test_top_says_what_cannot_be_reached(
 ) -> None:
     await said(top, [config[1]])
     assert f"not reached: {LOST}" in capsys.readouterr().out
+
+
+async def test_a_trainer_that_is_elsewhere_is_shown_and_its_logs_say_where(
+    config: tuple[OneCluster, str], job: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    del job["spec"]["generators"][0]["clusterName"]
+    job["spec"]["trainer"]["clusterName"] = "east"
+    await said(status, [config[1]])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "east pools trainer --member-context east=CONTEXT shows those that are there" in lines
+    where = (
+        "has its pods in member cluster east; give --member-context east=CONTEXT, a context of the kubeconfig for it"
+    )
+    await said(logs, [config[1]])
+    assert capsys.readouterr().err.splitlines() == [f"trainer: {where}"]

@@ -287,10 +287,10 @@ def test_a_change_of_the_authority_waits_for_a_member_that_is_behind() -> None:
     copy = stored[FAR] | {"data": dict(stored[FAR]["data"])}
     good = replace_leaf_life(stored, now)
     for minutes in range(0, 300, 30):
-        settle_far(stored, now + timedelta(minutes=minutes), copies={"east": good})
+        settle_far(stored, now + timedelta(minutes=minutes), copies={"generator/east": good})
     assert "next.crt" in stored["sums-ca"]["data"], "the old authority is there still"
     for minutes in range(300, 600, 30):
-        settle_far(stored, now + timedelta(minutes=minutes), copies={"east": copy})
+        settle_far(stored, now + timedelta(minutes=minutes), copies={"generator/east": copy})
     assert "next.crt" not in stored["sums-ca"]["data"], "a copy that has expired is of no use to anybody"
 
 

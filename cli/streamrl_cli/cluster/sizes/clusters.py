@@ -35,7 +35,6 @@ from streamrl_cli.cluster.sizes.stages import (
 from streamrl_cli.profiling.record import PoolProfile
 from streamrl_operator.allocation.choice import Stage
 from streamrl_operator.allocation.over_clusters import (
-    HOME,
     MOST_PLANS,
     AllocationProblem,
     ClusterAllocation,
@@ -118,7 +117,13 @@ def _read(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] | N
     question = AllocationProblem(
         pools=[
             _pool(
-                pool, measured[pool.name], lengths, samples=samples, devices=devices[pool.name], most=there[pool.name]
+                pool,
+                measured[pool.name],
+                lengths,
+                cluster=job.spec.cluster_apart(pool),
+                samples=samples,
+                devices=devices[pool.name],
+                most=there[pool.name],
             )
             for pool in job.spec.generators
         ],
@@ -156,7 +161,14 @@ def _answers(measured: PoolProfile) -> Iterator[int]:
 
 
 def _pool(
-    pool: GeneratorPool, measured: PoolProfile, lengths: Sequence[float], *, samples: int, devices: int, most: int
+    pool: GeneratorPool,
+    measured: PoolProfile,
+    lengths: Sequence[float],
+    *,
+    cluster: str,
+    samples: int,
+    devices: int,
+    most: int,
 ) -> ClusterPool:
     sizes = replica_sizes(pool, devices=devices)
     sizes = replace(sizes, most=max(1, min(sizes.most, most)))
@@ -169,7 +181,7 @@ def _pool(
     )
     stage = Stage(seconds=curve.at, sizes=sizes, device_cost_per_hour=float(pool.cost_per_hour) / devices)
     floor_s = floor_seconds([replica_of(pool, measured)], lengths=lengths)
-    return ClusterPool(name=pool.name, cluster=pool.cluster_name or HOME, generation=stage, floor_s=floor_s)
+    return ClusterPool(name=pool.name, cluster=cluster, generation=stage, floor_s=floor_s)
 
 
 def _numbers(field: str, given: Iterable[str], *, names: Sequence[str]) -> dict[str, int]:
@@ -200,7 +212,7 @@ def _bytes(field: str, quantity: str) -> int:
 
 def _links(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] | None) -> _Links:
     """By `--link`, and by what the job lets the trainer send."""
-    clusters = list(dict.fromkeys(pool.cluster_name for pool in job.spec.generators if pool.cluster_name is not None))
+    clusters = job.spec.other_clusters
     given = {}
     for one in args.link:
         name, _, quantity = one.partition("=")

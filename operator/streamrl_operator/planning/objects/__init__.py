@@ -7,26 +7,34 @@ from streamrl_operator.planning.objects.workloads import workloads
 
 
 def plan_objects(plan: JobPlan) -> list[Built]:
-    """Every object of the job at home but the Secrets with its certificates, each with the hash of what is applied."""
-    pools, sets = plan.job.spec.pools, _stateful_sets(plan)
+    """Every object of the job in the cluster that is planned for, each with the hash of what is applied; at home without the Secrets."""
+    sets, own = _stateful_sets(plan), plan.has_trainer
     built = [
         shared.service_account(plan),
         shared.resolved_job(plan),
-        *shared.claims(plan),
+        *members.copies(plan),
+        *(shared.claims(plan) if own else ()),
         *shared.policies(plan),
-        *agents.policies(plan),
-        trainer.scheduler_service(plan),
-        *members.exposed_services(plan),
-        *members.routes(plan),
-        *trainer.headless_services(plan),
+        *(agents.policies(plan) if plan.place is None else ()),
+        *(_trainer_services(plan) if own else ()),
         *(generators.headless_service(plan, pool=pool) for pool in plan.pools()),
-        *trainer.disruption_budgets(plan),
+        *(trainer.disruption_budgets(plan) if own else ()),
         *(generators.budget(plan, pool=pool) for pool in plan.pools()),
-        *(generators.generator_pool(plan, pool=pool) for pool in pools),
-        *workloads(plan, templates=_templates(plan, sets)),
+        *(_home_alone(plan, sets) if plan.place is None else ()),
         *sets,
     ]
     return [with_spec_hash(each) for each in built]
+
+
+def _trainer_services(plan: JobPlan) -> list[Built]:
+    services = [trainer.scheduler_service(plan), *members.exposed_services(plan)]
+    return [*services, *members.routes(plan), *trainer.headless_services(plan)]
+
+
+def _home_alone(plan: JobPlan, sets: list[Built]) -> list[Built]:
+    """A member knows none of these kinds."""
+    pools = [generators.generator_pool(plan, pool=pool) for pool in plan.job.spec.pools]
+    return [*pools, *workloads(plan, templates=_templates(plan, sets))]
 
 
 def pod_templates(plan: JobPlan) -> dict[str, Built]:
@@ -35,7 +43,8 @@ def pod_templates(plan: JobPlan) -> dict[str, Built]:
 
 
 def _stateful_sets(plan: JobPlan) -> list[Built]:
-    return [*trainer.stateful_sets(plan), *(generators.stateful_set(plan, pool=pool) for pool in plan.pools())]
+    own = trainer.stateful_sets(plan) if plan.has_trainer else []
+    return [*own, *(generators.stateful_set(plan, pool=pool) for pool in plan.pools())]
 
 
 def _templates(plan: JobPlan, sets: list[Built]) -> dict[str, Built]:

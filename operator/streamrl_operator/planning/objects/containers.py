@@ -15,7 +15,8 @@ from streamrl.spec.containers import OWN_PREFIX, EnvVar, ExtraContainer, Resourc
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.pod import Pod
 from streamrl.spec.volumes import VolumeMount
-from streamrl_operator.planning.objects.shared import Built, MemberPlace
+from streamrl_operator.planning.objects.shared import Built
+from streamrl_operator.planning.values import ExposedAddresses
 
 Variables = dict[str, str | dict[str, Any]]
 """Name -> value, or where it comes from."""
@@ -135,8 +136,10 @@ def _meeting(host: str | dict[str, Any]) -> Variables:
     return {keys.ENV_MASTER_ADDR: host, keys.ENV_MASTER_PORT: str(names.PORT_RANKS)}
 
 
-def generator_variables(job: RLJob, *, pool: GeneratorPool, uid: str, place: MemberPlace | None = None) -> Variables:
-    """Of a generator; its ordinal is in the name of its pod. `place`: it is in a member cluster, there."""
+def generator_variables(
+    job: RLJob, *, pool: GeneratorPool, uid: str, dials: ExposedAddresses | None = None
+) -> Variables:
+    """Of a generator; its ordinal is in the name of its pod. `dials`: the scheduler is in another cluster."""
     return {
         **_COMMON,
         "HF_HOME": f"{_HOME}/huggingface",
@@ -150,7 +153,7 @@ def generator_variables(job: RLJob, *, pool: GeneratorPool, uid: str, place: Mem
         keys.ENV_WEIGHTS_PORT: str(names.PORT_WEIGHTS),
         keys.ENV_POD_IP: {"fieldRef": {"fieldPath": "status.podIP"}},
         **_SERVING,
-        **({} if place is None else _from_member(place, job=job, uid=uid)),
+        **({} if dials is None else _from_afar(dials, job=job, cluster=pool.cluster_name or names.HOME, uid=uid)),
     }
 
 
@@ -165,13 +168,13 @@ def _weights_address(job: RLJob, address: str) -> Variables:
     return {} if job.spec.weights.folder is not None else {keys.ENV_WEIGHTS_ADDRESS: address}
 
 
-def _from_member(place: MemberPlace, *, job: RLJob, uid: str) -> Variables:
-    """How a generator in a member reaches the job's home."""
+def _from_afar(dials: ExposedAddresses, *, job: RLJob, cluster: str, uid: str) -> Variables:
+    """How a generator in `cluster` reaches a scheduler in another one."""
     return {
-        keys.ENV_CLUSTER: place.cluster,
-        keys.ENV_SCHEDULER_ADDRESS: place.exposed.scheduler,
+        keys.ENV_CLUSTER: cluster,
+        keys.ENV_SCHEDULER_ADDRESS: dials.scheduler,
         keys.ENV_SCHEDULER_TLS_NAME: names.tls_name("scheduler", uid=uid),
-        **_weights_address(job, place.exposed.weights),
+        **_weights_address(job, dials.weights),
         keys.ENV_WEIGHTS_TLS_NAME: names.tls_name("weights", uid=uid),
     }
 

@@ -103,7 +103,7 @@ def _own_cache(pool: GeneratorPool) -> dict[str, str]:
 
 
 def _container(plan: JobPlan, *, pool: GeneratorPool) -> Container:
-    variables = containers.generator_variables(plan.job, pool=pool, uid=plan.uid, place=plan.place)
+    variables = containers.generator_variables(plan.job, pool=pool, uid=plan.uid, dials=plan.dials)
     weights = {} if plan.moves_by_grpc else {names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS}
     return Container(
         name=names.CONTAINER_GENERATOR,

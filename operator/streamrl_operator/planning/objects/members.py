@@ -1,8 +1,8 @@
-"""What a job has in a member cluster, and what its home shows to members. Pure.
+"""What a job has in a member cluster beside what it would have at home, and by what other clusters reach its scheduler. Pure.
 
-    member   anchor (ConfigMap, owned by nobody) ◀── owns ── ServiceAccount, ConfigMap with the job, Secret with the leaf,
-             NetworkPolicies, headless Services, PodDisruptionBudgets, StatefulSets of the pools that are there
-    home     <job>-exposed, a Service, or two TLSRoutes, as the exposures of its members need it
+    member                       anchor (ConfigMap, owned by nobody) ◀── owns ── all else that the job has there, claims that stay aside;
+                                 copies of leaves (Secrets), and for a trainer of the user's modules (ConfigMap)
+    where the trainer is         <job>-exposed, a Service, or at home two TLSRoutes, as the exposures of the other clusters need it
 
 The anchor's UID is the owner of all the rest, so deleting it leaves nothing. No owner reference leads from one cluster to another.
 """
@@ -13,8 +13,7 @@ from typing import Any
 
 from streamrl import keys, names
 from streamrl.clusters import Exposure
-from streamrl_operator.planning.objects import generators, shared
-from streamrl_operator.planning.objects.shared import Built, JobPlan, service, with_spec_hash
+from streamrl_operator.planning.objects.shared import Built, JobPlan, service
 from streamrl_operator.planning.pods import ROLE_TRAINER
 from streamrl_operator.planning.values import ExposedAddresses, Object
 
@@ -27,22 +26,20 @@ def anchor(plan: JobPlan) -> Built:
     return plan.object("v1", "ConfigMap", names.anchor(plan.name))
 
 
-def member_objects(plan: JobPlan, *, leaf: Mapping[str, str]) -> list[Built]:
-    """All that the anchor owns. `leaf`: data of the Secret at home with the leaf of generators there."""
-    assert plan.place is not None, "planned for a member"
-    role = "generator"  # as its pods name it, wherever they are
-    tls = plan.object("v1", "Secret", names.tls_secret(plan.name, role), type="kubernetes.io/tls", data=dict(leaf))
-    pools = plan.pools()
-    built = [
-        shared.service_account(plan),
-        shared.resolved_job(plan),
-        tls,
-        *shared.policies(plan),
-        *(generators.headless_service(plan, pool=pool) for pool in pools),
-        *(generators.budget(plan, pool=pool) for pool in pools),
-        *(generators.stateful_set(plan, pool=pool) for pool in pools),
+def copies(plan: JobPlan) -> list[Built]:
+    """What pods in a member need of what is at home."""
+    if plan.place is None:
+        return []
+    leaves, code = plan.place.leaves.items(), plan.place.code
+    kind = "kubernetes.io/tls"
+    copied = [
+        plan.object("v1", "Secret", names.tls_secret(plan.name, role), type=kind, data=dict(leaf))
+        for role, leaf in leaves
     ]
-    return [with_spec_hash(each) for each in built]
+    if plan.has_trainer and code is not None:
+        made = plan.object("v1", "ConfigMap", code["metadata"]["name"])
+        copied.append(made | {part: code[part] for part in ("data", "binaryData") if code.get(part)})
+    return copied
 
 
 def owned_by(anchor_uid: str, obj: Object) -> dict[str, Any]:
@@ -55,7 +52,7 @@ def owned_by(anchor_uid: str, obj: Object) -> dict[str, Any]:
 
 
 def exposed_services(plan: JobPlan) -> list[Built]:
-    """By which members reach the job: one, of the first member that needs one."""
+    """By which other clusters reach the scheduler: one, of the first cluster that needs one."""
     exposure = next(_serving(plan.exposures), None)
     if exposure is None:
         return []
@@ -76,7 +73,7 @@ def _serving(exposures: Mapping[str, Exposure]) -> Iterator[Exposure]:
 
 
 def routes(plan: JobPlan) -> list[Built]:
-    """By which Gateways pass the job's two names through, where a member dials one."""
+    """By which Gateways at home pass the job's two names through, where a member dials one."""
     gateways = [one.gateway for _, one in sorted(plan.exposures.items()) if one.gateway is not None]
     parents = {(one.namespace, one.name, one.section_name or ""): one for one in gateways}
     if not parents:
@@ -105,10 +102,10 @@ def routes(plan: JobPlan) -> list[Built]:
 
 
 def dialled(stateful_sets: Iterable[Object]) -> ExposedAddresses | None:
-    """Where generators of a member dial by what is there: it may send anything. None: nothing that can be read."""
+    """Where generators of another cluster dial by what is there: a member may send anything. None: nothing that can be read."""
     for each in stateful_sets:
         try:
-            (container,) = each["spec"]["template"]["spec"]["containers"]
+            container, *_ = each["spec"]["template"]["spec"]["containers"]  # ours is the first
             found = {one["name"]: str(one.get("value")) for one in container["env"]}
             scheduler, weights = found[keys.ENV_SCHEDULER_ADDRESS], found[keys.ENV_WEIGHTS_ADDRESS]
         except (LookupError, TypeError, ValueError, AttributeError):
@@ -124,7 +121,15 @@ def _is_address(text: str) -> bool:
 
 
 def addresses(exposure: Exposure, exposed: Object | None) -> ExposedAddresses | None:
-    """Where generators of a member dial; None: the job's Service is not there, or has none yet."""
+    """Where generators of another cluster dial; None: the job's Service is not there, has none yet, or cannot be read: a member may send it."""
+    try:
+        found = _exposed_addresses(exposure, exposed)
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return None
+    return found if found and _is_address(found.scheduler) and _is_address(found.weights) else None
+
+
+def _exposed_addresses(exposure: Exposure, exposed: Object | None) -> ExposedAddresses | None:
     if exposure.address is not None:
         host = exposure.address.host
         return _addresses(host, exposure.address.scheduler_port, exposure.address.weights_port)

@@ -32,13 +32,16 @@ _HASH_CHARACTERS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberPlace:
-    """Where in a member cluster the objects of a job are, and how they reach its home."""
+    """Where in a member cluster the objects of a job are, and what is copied there from home."""
 
     cluster: str
     namespace: str
     origin: str
     """UID of the home cluster."""
-    exposed: ExposedAddresses
+    leaves: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Role, as its pods there call it -> data of the Secret with its leaf."""
+    code: Mapping[str, Any] | None = None
+    """The ConfigMap with the user's modules, for a trainer there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,9 @@ class JobPlan:
     defaults: str = ""
     """What is in `job` already, to be kept from when it begins."""
     exposures: Mapping[str, Exposure] = field(default_factory=dict)
-    """Member -> how generators there reach the job's home."""
+    """Cluster with generators apart from the trainer -> how they reach the scheduler."""
+    dials: ExposedAddresses | None = None
+    """Where generators of the cluster that is planned for reach a scheduler in another one; None: it is here, or nobody knows yet."""
     place: MemberPlace | None = None
     """Given: objects are planned for there, without the owner, which is known when its anchor is."""
 
@@ -80,10 +85,20 @@ class JobPlan:
         given = None if self.place else self.job.spec.service_account.name  # no account there is the job's to name
         return given or names.service_account(self.name)
 
+    @property
+    def _cluster(self) -> str | None:
+        """That is planned for, as a job names it."""
+        return self.place.cluster if self.place else None
+
+    @property
+    def has_trainer(self) -> bool:
+        """Whether the trainer is in the cluster that is planned for."""
+        return self.job.spec.trainer.cluster_name == self._cluster
+
     def pools(self) -> list[GeneratorPool | AgentPool]:
-        """Whose pods are in the cluster that is planned for."""
-        cluster = self.place.cluster if self.place else None
-        return [pool for pool in self.job.spec.pools if pool.cluster_name == cluster]
+        """Whose pods are in the cluster that is planned for; none while nobody knows where they would dial."""
+        here = [pool for pool in self.job.spec.pools if pool.cluster_name == self._cluster]
+        return here if self.has_trainer or self.dials is not None else []
 
     def generators(self) -> list[GeneratorPool]:
         """Those of generators."""
@@ -163,20 +178,26 @@ def claims(plan: JobPlan) -> list[Built]:
     storage = plan.job.spec.storage
     made = [_claim(plan, name=names.journal_claim(plan.name), claim=storage.journal)]
     if storage.checkpoints.given_claim is None:
-        kept = plan.wanted.keeps_checkpoints
         shared = plan.job.spec.trainer.nodes > 1
-        name = names.checkpoints_claim(plan.name)
-        made.append(_claim(plan, name=name, claim=storage.checkpoints, kept=kept, shared=shared))
+        made.append(_claim(plan, name=names.checkpoints_claim(plan.name), claim=storage.checkpoints, shared=shared))
     return made
 
 
-def _claim(plan: JobPlan, *, name: str, claim: Claim, kept: bool = False, shared: bool = False) -> Built:
+def kept_claims(plan: JobPlan) -> frozenset[str]:
+    """Names of the claims that outlive the job: nobody owns them."""
+    storage = plan.job.spec.storage
+    keeps_checkpoints = plan.wanted.keeps_checkpoints or storage.checkpoints.when_deleted == "Retain"
+    journal = [names.journal_claim(plan.name)] if storage.journal.when_deleted == "Retain" else []
+    return frozenset([*journal, *([names.checkpoints_claim(plan.name)] if keeps_checkpoints else [])])
+
+
+def _claim(plan: JobPlan, *, name: str, claim: Claim, shared: bool = False) -> Built:
     """`shared`: pods on several nodes write to it."""
     mode = "ReadWriteMany" if shared else "ReadWriteOnce"
     spec: Built = {"accessModes": [mode], "resources": {"requests": {"storage": claim.size}}}
     if claim.storage_class_name is not None:
         spec["storageClassName"] = claim.storage_class_name
-    owned = claim.when_deleted == "Delete" and not kept
+    owned = name not in kept_claims(plan)
     return plan.object("v1", "PersistentVolumeClaim", name, owned=owned, spec=spec)
 
 
@@ -187,17 +208,17 @@ def policies(plan: JobPlan) -> list[Built]:
     """All NetworkPolicies, where the administrator wants them."""
     if not plan.settings.isolates_jobs:
         return []
-    own = [] if plan.place else trainer_policies(plan)
+    own = trainer_policies(plan) if plan.has_trainer else []
     return [*own, *(generators_policy(plan, pool=pool) for pool in plan.generators())]
 
 
 def trainer_policies(plan: JobPlan) -> list[Built]:
-    """No policy knows a pod that is in its node's network, or in a member, by its labels: where such pods come from or go to is not said, certificates are asked all the same.
+    """No policy knows a pod that is in its node's network, or in another cluster, by its labels: where such pods come from or go to is not said, certificates are asked all the same.
 
     Of the trainer's first pod, which may go out to hubs, rewards and environments, so nothing is said of that; and of the pods of its
     further nodes, which nobody but the trainer's other pods reaches, besides signals."""
     pods_of_job: Built = {"podSelector": {"matchLabels": {names.LABEL_JOB: plan.name}}}
-    from_afar = any(pool.pod.host_network or pool.cluster_name for pool in plan.job.spec.generators)
+    from_afar = bool(plan.job.spec.other_clusters) or any(pool.pod.host_network for pool in plan.job.spec.generators)
     ingress: list[Built] = [
         {**({} if from_afar else {"from": [pods_of_job]}), "ports": [tcp(names.PORT_GRPC), tcp(names.PORT_WEIGHTS)]},
         {"ports": [tcp(names.PORT_SIGNALS), _rank_signals(plan)]},
@@ -232,7 +253,7 @@ def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
         "ports": [tcp(names.PORT_GRPC), tcp(names.PORT_WEIGHTS)],
     }
     egress: list[Built] = [
-        *([home] if plan.place is None else _out_of_member(plan.place.exposed)),
+        *([home] if plan.dials is None else _out_of_cluster(plan.dials)),
         {**({} if on_nodes else {"to": [generators]}), "ports": [tcp(names.PORT_WEIGHTS)]},
         dns(),
     ]
@@ -250,7 +271,7 @@ def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     return policy(plan, name, role=ROLE_GENERATOR, pool=pool.name, ingress=ingress, egress=egress)
 
 
-def _out_of_member(exposed: ExposedAddresses) -> list[Built]:
+def _out_of_cluster(exposed: ExposedAddresses) -> list[Built]:
     """To the exposed addresses; of one that is a name, to its port anywhere, since a policy knows addresses."""
     ways: list[Built] = []
     for address in dict.fromkeys((exposed.scheduler, exposed.weights)):

@@ -17,7 +17,7 @@ from streamrl.status import ClusterStatus
 from streamrl_operator.planning import job_status, members
 from streamrl_operator.planning.life import decide
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.members import addresses, anchor, member_objects, owned_by
+from streamrl_operator.planning.objects.members import addresses, anchor, owned_by
 from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace
 from streamrl_operator.planning.values import DesiredRun, ExposedAddresses, MemberView, Observed
 from support.observed_jobs import SETTINGS, all_ready, carried_out, generator, job_document, observed, page, trainer
@@ -36,9 +36,9 @@ PLACE = MemberPlace(
     cluster="east",
     namespace="team-a-pools",
     origin="u-home",
-    exposed=ExposedAddresses(scheduler="192.0.2.7:443", weights="192.0.2.7:8443"),
+    leaves={"generator": {"ca.crt": "Y2E=", "tls.crt": "Y3J0", "tls.key": "a2V5"}},
 )
-LEAF = {"ca.crt": "Y2E=", "tls.crt": "Y3J0", "tls.key": "a2V5"}
+DIALS = ExposedAddresses(scheduler="192.0.2.7:443", weights="192.0.2.7:8443")
 VIEW = MemberView(cluster="east", cluster_uid="u-east", namespace="there", exposure=ADDRESS)
 LOST = replace(VIEW, unreachable="no answer")
 ENTRY = ClusterStatus(name="east", cluster_uid="u-east", namespace="there")
@@ -54,8 +54,8 @@ def plan(**exposures: Exposure) -> JobPlan:
 
 
 def there() -> list[dict[str, Any]]:
-    at = replace(plan(), place=PLACE)
-    return [anchor(at), *(owned_by("u-anchor", each) for each in member_objects(at, leaf=LEAF))]
+    at = replace(plan(), place=PLACE, dials=DIALS)
+    return [anchor(at), *(owned_by("u-anchor", each) for each in plan_objects(at))]
 
 
 def test_objects_in_a_member_are_those_of_the_snapshot() -> None:

@@ -217,8 +217,7 @@ class Readings:
             job_document(),
             memory=self.memory,
             clock=self.clock,
-            resync_s=30.0,
-            by_proxy=True,
+            settings=replace(SETTINGS, numbers_by_proxy=True),
             aside=nullcontext,
         )
         return self.memory.signals_unreachable

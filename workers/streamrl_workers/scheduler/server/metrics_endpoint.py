@@ -51,7 +51,7 @@ class SchedulerMetrics:
     def __init__(self, job: RLJob, *, process: str) -> None:
         self._metrics = MetricSet(SCHEDULER, common=worker_labels(job.metadata, role=_ROLE, process=process))
         self._pools = [pool.name for pool in job.spec.generators]
-        self._clusters = sorted({pool.cluster_name for pool in job.spec.generators if pool.cluster_name})
+        self._clusters = job.spec.other_clusters
         self._metrics.set("staleness_bound_steps", job.spec.pipeline.staleness)
         for name in {reward.name for task in job.spec.task.tasks for reward in task.rewards}:
             self._metrics.begin("reward_duration_seconds", name)
