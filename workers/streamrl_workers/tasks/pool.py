@@ -28,6 +28,7 @@ from streamrl import names
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.task import AgentSpec
+from streamrl_workers.rewards.budget import SampleBudget, sample_budget
 from streamrl_workers.tasks.agent_hosts import AgentHosts, ItemPlace, item_place
 from streamrl_workers.tasks.fork_server import ForkServer
 from streamrl_workers.tasks.protocol import (
@@ -82,14 +83,26 @@ class TaskPool:
         processes: int | None = None,
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
         host: Path | None = None,
+        run_dir: Path | None = None,
     ) -> None:
-        """`processes` None: as the job says. `host`: socket of the container that has the processes; None: they are our children."""
+        """What it is of.
+
+        Args:
+            job: the job.
+            base_dir: where the job's modules and files are.
+            processes: absent = as the job says.
+            memory_limit_bytes: of one worker.
+            host: socket of the container that has the processes; None: they are our children.
+            run_dir: keeps what is spent of the judges' budget; None: nothing is bounded.
+        """
         self._job = job
         self._base_dir = base_dir
         self._host = host
         self._memory_limit_bytes = memory_limit_bytes
         self._count = processes or job.spec.task.processes
         self._rewards = job.spec.task.rewards
+        self._run_dir = run_dir
+        self._budget: SampleBudget | None = None
         endpoints = [(reward.http, reward.timeout_seconds) for reward in self._rewards if reward.http is not None]
         at_once = min((http.most_at_once(timeout_s) for http, timeout_s in endpoints), default=None)
         self._backlog = Backlog(slots=self._count, most_completions=at_once)
@@ -149,6 +162,7 @@ class TaskPool:
             UserError: the job's data set, rewards or functions cannot be used.
             TaskPoolError: the processes did not start in time.
         """
+        self._budget = sample_budget(self._rewards, run_dir=self._run_dir)
         processes = [PoolProcess(SPAWN, fork_server=self._living_fork_server) for _ in range(self._count)]
         try:
             await processes[0].connect()
@@ -210,18 +224,22 @@ class TaskPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._budget is not None:
+            self._budget.close()
         if self._fork_server is not None:
             await self._fork_server.close()
 
     def _on_row(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
         """An item is done, or its endpoints are still to be asked."""
-        match row:
-            case [values, str(body)] if self._endpoints is not None and isinstance(values, list):
-                self._endpoints.ask(work, body, row_of=partial(endpoint_row, values=values))
-                return
-            case {"kind": kind}:
-                self.failures[kind] += 1
         try:
+            match row:
+                case [values, str(body)] if self._endpoints is not None and isinstance(values, list):
+                    if self._budget is not None:
+                        self._budget.take()
+                    self._endpoints.ask(work, body, row_of=partial(endpoint_row, values=values))
+                    return
+                case {"kind": kind}:
+                    self.failures[kind] += 1
             self._backlog.finish(work, result_of(work.request, row, rewards=self._rewards))
         except UserError as error:
             self._backlog.close(error)
