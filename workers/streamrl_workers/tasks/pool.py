@@ -67,6 +67,8 @@ MAKE_ITEM_TIMEOUT_S = 60.0
 """Longest time to make one item, the user's format function included; slow ones take seconds."""
 MEMORY_LIMIT_BYTES = 4 << 30
 """Growth of one worker's address space; generous, so that only leaks meet it."""
+READING = 4
+"""Items that an item reader is asked for at a time: it is never idle for want of the next one."""
 KEPT_ITEMS_BYTES = 64 << 20
 """Of items for agent hosts: many of a few kilobytes, some of the largest."""
 CLOSED = "the task pool is closed"
@@ -126,12 +128,12 @@ class TaskPool:
             )
         agent = job.spec.task.agent
         self._agents = None if agent is None or agent.pool is not None else self._agent_host(agent)
-        self._items: ConcurrentSlot | None = None
+        self._items: ItemQueue | None = None
         self._texts = ItemTexts(most_bytes=KEPT_ITEMS_BYTES)
         self.agent_hosts: AgentHosts | None = None
         """In processes or pods of their own; None: there are none."""
         if agent is not None and agent.pool is not None:
-            self._items = self._item_reader()
+            self._items = ItemQueue(self._item_reader())
             awaited = f"processes {names.AGENTS}-0, ... (pods of {names.pool(job.metadata.name, names.AGENTS)})"
             self.agent_hosts = AgentHosts(
                 sessions=agent.sessions, max_turns=agent.max_turns, awaited=awaited, finish=self._on_hosted
@@ -151,7 +153,7 @@ class TaskPool:
             PoolProcess(SPAWN_ITEM_READER, fork_server=self._living_fork_server),
             name="the item reader",
             timeout_s=MAKE_ITEM_TIMEOUT_S,
-            finish=self._on_item,
+            finish=self._on_read,
             begins_at_once=False,
         )
 
@@ -178,7 +180,8 @@ class TaskPool:
             took=lambda name, seconds: self.reward_took(name, seconds),  # noqa: PLW0108 - it is given later
         )
         running = [WorkerSlot(number, process=one, duties=duties).run() for number, one in enumerate(processes)]
-        more = (self._endpoints, self._agents, self._items, self.agent_hosts)
+        items = None if self._items is None else self._items.reader
+        more = (self._endpoints, self._agents, items, self.agent_hosts)
         running += [one.run() for one in more if one is not None]
         self._tasks = [
             asyncio.create_task(self._keep(run), name=f"task-pool-slot-{number}") for number, run in enumerate(running)
@@ -194,15 +197,15 @@ class TaskPool:
         for one in single_requests(request):
             work = WorkItem(request=one)
             if self._items is not None:
-                self._with_item(work, place=item_place(one), reader=self._items)
+                self._with_item(work, place=item_place(one), items=self._items)
             elif self._agents is not None:
                 self._agents.ask(work, request_message(one), row_of=partial(agent_row, one))
 
-    def _with_item(self, work: WorkItem, *, place: ItemPlace, reader: ConcurrentSlot) -> None:
-        """Read its item, or take it from those that were read: turns do not wait behind prompts that are read ahead."""
+    def _with_item(self, work: WorkItem, *, place: ItemPlace, items: "ItemQueue") -> None:
+        """Read its item, or take it from those that were read."""
         text = self._texts.get(place)
         if text is None:
-            reader.ask(work, place, row_of=item_row)
+            items.ask(work)
         else:
             self._on_item(work, text)
 
@@ -252,7 +255,12 @@ class TaskPool:
             case _:
                 self._on_row(work, row)
 
-    def _on_item(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
+    def _on_read(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
+        assert self._items is not None
+        self._items.done()
+        self._on_item(work, row)
+
+    def _on_item(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - as above
         if isinstance(row, str) and self.agent_hosts is not None:
             self._texts.put(item_place(work.request), row)
             self.agent_hosts.ask(work, item=row)
@@ -311,6 +319,32 @@ def _limits(job: RLJob) -> dict[int, StageLimit]:
     if task.environment is not None:
         limits[PLAYING] = StageLimit(name="environment", timeout_s=task.environment.timeout_seconds)
     return limits
+
+
+class ItemQueue:
+    """What waits for an item reader, turns before prompts: a turn waits for `READING` items at most, however many are read ahead."""
+
+    def __init__(self, reader: ConcurrentSlot) -> None:
+        self.reader = reader
+        self._turns: deque[WorkItem] = deque()
+        self._prompts: deque[WorkItem] = deque()
+        self._free = READING
+
+    def ask(self, work: WorkItem) -> None:
+        """Have its item read."""
+        (self._turns if isinstance(work.request, PlayTurn) else self._prompts).append(work)
+        self._fill()
+
+    def done(self) -> None:
+        """One was read."""
+        self._free += 1
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._free and (line := self._turns or self._prompts):
+            self._free -= 1
+            work = line.popleft()
+            self.reader.ask(work, item_place(work.request), row_of=item_row)
 
 
 class ItemTexts:
