@@ -2,7 +2,8 @@
 
     python benchmarks/agents.py [--sessions 1000] [--turns 10]
 
-Real: task pool, agent host, endpoint, HTTP. The model is this process, which answers each turn when it hears of it, so that all of
+Both placements: the host as a process of the task pool, and one in a pool of its own, behind its link and gRPC (the service of the
+scheduler runs in this process). Real: task pool, agent host, link, endpoint, HTTP. The model is this process, which answers each turn when it hears of it, so that all of
 the time is ours. Beside it the same client asks a bare Starlette application on uvicorn that echoes the request's last message.
 Tells requests a second and quantiles of a request's time, and the memory of the host.
 """
@@ -19,9 +20,13 @@ from pathlib import Path
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from streamrl.keys import FILE_JOB
 from streamrl.spec import parse_job
 from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt
+from support.agent_links import Links
+from support.runs import wait_for
 
 CLIENT = """
 import asyncio, json, sys, time
@@ -124,13 +129,17 @@ async def model(pool: TaskPool, *, sessions: int) -> float:
     return time.monotonic() - begun_s
 
 
-async def measure(folder: Path, *, sessions: int, turns: int) -> None:
+async def measure(folder: Path, *, sessions: int, turns: int, apart: bool) -> None:
+    """`apart`: with a pool of one agent host."""
+    run = folder / f"run-{apart}"
+    run.mkdir()
     (folder / "lines.jsonl").write_text("".join(f'{{"prompt": "{n}", "answer": "{n}"}}\n' for n in range(99)))
     agent = {
         "command": ["python", "client.py"],
         "sessionsPerProgram": sessions,
         "sessions": sessions,
         "maxTurns": turns,
+        **({"pool": {}} if apart else {}),
     }
     spec = {
         "model": {"scratch": {}},
@@ -144,25 +153,35 @@ async def measure(folder: Path, *, sessions: int, turns: int) -> None:
         "generators": [{"name": "local", "engine": {"hf": {}}}],
     }
     job = {"apiVersion": "streamrl.io/v1alpha1", "kind": "RLJob", "metadata": {"name": "agents"}, "spec": spec}
-    pool = TaskPool(parse_job(job), base_dir=folder)
+    parsed = parse_job(job)
+    (run / FILE_JOB).write_text(parsed.model_dump_json(by_alias=True, exclude_none=True))
+    pool = TaskPool(parsed, base_dir=folder)
     await pool.start()
+    links = Links(pool, run)
+    if apart:
+        await links.open()
+        links.start("agents-0")
+        await links.until(hosts=1)
     seconds = await model(pool, sessions=sessions)
-    processes = psutil.Process().children(recursive=True)
-    hosts = [
-        process for process in processes if process.net_connections("tcp") and "client.py" not in process.cmdline()
-    ]
-    told(f"endpoint, {sessions} sessions", folder, seconds)
-    host = max(hosts, key=lambda process: process.memory_info().rss)
-    print(
-        f"  host: {_processor_ms(host.pid, sessions * turns):.2f} ms of processor a request, {host.memory_info().rss >> 20} MiB"
-    )
+    told(f"endpoint {'apart' if apart else 'in the task pool'}, {sessions} sessions", folder, seconds)
+    family = psutil.Process().children(recursive=True)
+    (host,) = {one.parent() for one in family if "client.py" in one.cmdline()}
+    parts = {"host": host, **{name: psutil.Process(one.pid) for name, one in links.processes.items()}}
+    for name, process in parts.items():
+        spent_ms, rss = _processor_ms(process.pid, sessions * turns), process.memory_info().rss
+        print(f"  {name}: {spent_ms:.2f} ms of processor a request, {rss >> 20} MiB")
+    for process in links.processes.values():
+        process.kill()
+        process.wait()
+    if apart:
+        await links.shut()
     await pool.close()
 
 
 def measure_echo(folder: Path, *, sessions: int, turns: int) -> None:
     with subprocess.Popen([sys.executable, "-c", ECHO.replace("PORT", str(PORT))]) as server:
         try:
-            time.sleep(5)
+            wait_for(lambda: psutil.Process(server.pid).net_connections("tcp"), what="the echo's port")
             begun_s = time.monotonic()
             subprocess.run([sys.executable, "client.py", "echo", f"http://127.0.0.1:{PORT}"], cwd=folder, check=True)
             told(f"bare Starlette echo, {sessions} sessions", folder, time.monotonic() - begun_s)
@@ -187,7 +206,8 @@ def main() -> None:
             CLIENT.replace("TURNS", str(args.turns)).replace("SESSIONS", str(args.sessions))
         )
         measure_echo(folder, sessions=args.sessions, turns=args.turns)
-        asyncio.run(measure(folder, sessions=args.sessions, turns=args.turns))
+        for apart in (False, True):
+            asyncio.run(measure(folder, sessions=args.sessions, turns=args.turns, apart=apart))
 
 
 if __name__ == "__main__":

@@ -217,6 +217,18 @@ SCHEDULER = MetricTable(
             _gauge(
                 "task_evaluation_reward_mean", "Mean reward of its greedy answers, by task of task.mixture.", by="task"
             ),
+            # ---- agents in a pool of their own
+            _gauge("agent_hosts", "Agent hosts that are connected; 0 without a pool of agents, as all that follow."),
+            _gauge("agent_sessions", "Samples whose programs they play."),
+            _gauge(
+                "agent_requests",
+                "Requests by state: asked (with a host), waiting (turns), waiting_prompts.",
+                by="state",
+            ),
+            _counter("agent_waits", "Requests that got a place with a host."),
+            _counter("agent_wait_seconds", "Time that they waited for it.", unit="seconds"),
+            _counter("agent_hosts_ended", "Hosts that are no more: left (they said so) or lost.", by="kind"),
+            _counter("agent_requests_again", "Requests of such hosts, which others were asked."),
             # ---- training
             _gauge("loss", "Loss of the last step, mean over its updates."),
             _gauge("value_loss", "Loss of the critic in the last step; 0 without one."),

@@ -135,6 +135,7 @@ def kill_one_of(run: LocalRun, what: str) -> None:
     wait_for(killed, what=f"a kill of a {what}")
 
 
+PLACES = ["in the job's pool", "apart"]
 TWO = {"scaling": {"static": {"replicas": 2}}}
 
 
@@ -167,6 +168,21 @@ def test_killed_at_random_no_turn_is_lost_or_played_twice(
     assert (branched > len(samples) / 2) == (BRANCHING in program)
     shown = streamrl("journal", "show", str(run.folder), str(4 * STEPS - 1)).stdout
     assert (" contexts (rewards 0.25" in shown) == (BRANCHING in program), shown
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("options", "links"), [({}, []), ({"pool": TWO, "sessions": 8}, [*AGENT_LINKS])], ids=PLACES)
+def test_thirty_kills(tmp_path: Path, options: dict[str, Any], links: list[str]) -> None:
+    rng, steps = random.Random(24), 36
+    twice_fails = ["host", "program"] * 4
+    others = [*WORKERS * (4 if links else 5), *links * 2, "all", "all"]
+    moments = range(0, LIFE_STEPS * len(twice_fails), LIFE_STEPS)
+    victims = [*zip(moments, twice_fails, strict=True), *((rng.randrange(moments.stop), victim) for victim in others)]
+    assert len(victims) == 30
+    run = start(tmp_path, FAIR + ONE, steps=steps, **options)
+    kill_in_turn(run, sorted(victims), others=kill_one_of)
+    assert_each_turn_earned_a_quarter(run, steps=steps)
 
 
 @pytest.mark.timeout(400)

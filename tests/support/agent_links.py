@@ -20,10 +20,10 @@ from streamrl_workers.scheduler.server.lifetime import ExitDecision
 from streamrl_workers.scheduler.server.peer_messages import Door
 from streamrl_workers.scheduler.server.service import SchedulerService
 from streamrl_workers.stream.channel import bind, make_server
+from streamrl_workers.tasks.pool import TaskPool
 from support.agent_pools import agents
 from support.ports import free_port
 from support.runs import wait_for
-from support.task_pools import AskedPool
 
 TOKEN = "token of this run"
 END_S = 60.0
@@ -33,7 +33,7 @@ END_S = 60.0
 class Links:
     """The scheduler's port, and the links that dial it."""
 
-    pool: AskedPool
+    pool: TaskPool
     folder: Path
     model_path: str | None = None
     port: int = field(default_factory=free_port)

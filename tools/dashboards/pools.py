@@ -13,9 +13,15 @@ def build() -> Dashboard:
     return board(
         UID,
         "StreamRL / Pools and links",
-        says="Each pool of generators: how many, how fast, how full, and what goes over its links.",
+        says="Each pool of generators: how many, how fast, how full, and what goes over its links. Below, the pool of agents.",
         choices=(NAMESPACE, ONE_JOB, POOLS),
-        sections={"Replicas": _replicas(), "Speed": _speed(), "Links": _links(), "Weights": _weights()},
+        sections={
+            "Replicas": _replicas(),
+            "Speed": _speed(),
+            "Links": _links(),
+            "Weights": _weights(),
+            "Agents": _agents(),
+        },
     )
 
 
@@ -203,5 +209,38 @@ def _weights() -> list[Panel]:
             "Pulls that failed, per hour",
             Query(expr=f"sum by (pool) (increase(streamrl_weights_failures_total{{{POOL}}}[1h]))", legend="{{pool}}"),
             says=Advice(good="0.", otherwise="the generator's log has the reason: a hash, a connection, a full disk."),
+        ),
+    ]
+
+
+def _agents() -> list[Panel]:
+    return [
+        curves(
+            "Agents",
+            Query(expr=f"sum(streamrl_agent_hosts{{{JOB}}})", legend="hosts"),
+            Query(expr=f"sum(streamrl_agent_sessions{{{JOB}}})", legend="sessions"),
+            Query(expr=f'sum(streamrl_agent_requests{{{JOB},state="waiting"}})', legend="turns that wait for a place"),
+            says=Advice(
+                good="no turn waits.",
+                otherwise="generators wait with it: raise maxReplicas of the agents, or `sessions`.",
+            ),
+        ),
+        curves(
+            "Wait for a place with an agent host",
+            Query(
+                expr=f"sum(rate(streamrl_agent_wait_seconds_total{{{JOB}}}[{RANGE}])) / "
+                f"clamp_min(sum(rate(streamrl_agent_waits_total{{{JOB}}}[{RANGE}])), 0.001)",
+                legend="mean",
+            ),
+            unit="s",
+            says=Advice(good="far below a turn's time.", otherwise="more hosts, or more `sessions` in each."),
+        ),
+        curves(
+            "Agent hosts that ended, per hour",
+            Query(expr=f"sum by (kind) (increase(streamrl_agent_hosts_ended_total{{{JOB}}}[1h]))", legend="{{kind}}"),
+            Query(
+                expr=f"sum(increase(streamrl_agent_requests_again_total{{{JOB}}}[1h]))", legend="requests asked again"
+            ),
+            says=Advice(good="none is lost.", otherwise="programs fill the pod's memory, or nodes go: see its events."),
         ),
     ]

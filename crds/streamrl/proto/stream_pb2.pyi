@@ -572,14 +572,16 @@ class Restart(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class AgentsEvent(_message.Message):
-    __slots__ = ("hello", "answer", "leaving")
+    __slots__ = ("hello", "answer", "leaving", "started")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
     hello: AgentsHello
     answer: AgentsAnswer
     leaving: Leaving
-    def __init__(self, hello: _Optional[_Union[AgentsHello, _Mapping]] = ..., answer: _Optional[_Union[AgentsAnswer, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ...) -> None: ...
+    started: AgentsStarted
+    def __init__(self, hello: _Optional[_Union[AgentsHello, _Mapping]] = ..., answer: _Optional[_Union[AgentsAnswer, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., started: _Optional[_Union[AgentsStarted, _Mapping]] = ...) -> None: ...
 
 class AgentsHello(_message.Message):
     __slots__ = ("host_id", "instance")
@@ -614,6 +616,12 @@ class AgentsRequest(_message.Message):
     request: bytes
     item: str
     def __init__(self, number: _Optional[int] = ..., request: _Optional[bytes] = ..., item: _Optional[str] = ...) -> None: ...
+
+class AgentsStarted(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class AgentsAnswer(_message.Message):
     __slots__ = ("number", "row")

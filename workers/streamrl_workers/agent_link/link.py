@@ -16,7 +16,7 @@ import contextlib
 import json
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,12 @@ class AgentLink(SchedulerLink):
         self._process = process
         self._host_is_up = asyncio.Event()
         self._slot = ConcurrentSlot(
-            process, name="the agent host", timeout_s=timeout_s, finish=self._on_row, begins_at_once=False
+            process,
+            name="the agent host",
+            timeout_s=timeout_s,
+            finish=self._on_row,
+            begins_at_once=False,
+            begins=self._on_begin,
         )
         self._life = ""
         """Of the scheduler."""
@@ -70,7 +75,10 @@ class AgentLink(SchedulerLink):
         """Of what is with the host."""
         self._answers: OrderedDict[int, bytes] = OrderedDict()
         """The newest."""
-        self._unsent: deque[int] = deque()
+        self._begun: set[int] = set()
+        """Of these, what programs work on."""
+        self._unsent: dict[int, None] = {}
+        """What there is something to say of."""
         self._filled = asyncio.Event()
         self._is_linked = self.leaving = False
 
@@ -127,6 +135,7 @@ class AgentLink(SchedulerLink):
         if self._life not in ("", command.welcome.life):
             log.info("the scheduler was started again: all agents begin anew")
             self._numbers.clear()
+            self._begun.clear()
             self._answers.clear()
             self._slot.forget()
         self._life = command.welcome.life
@@ -150,7 +159,7 @@ class AgentLink(SchedulerLink):
         return False
 
     def _ask(self, asked: pb.AgentsRequest) -> None:
-        if asked.number in self._answers:
+        if asked.number in self._answers or asked.number in self._begun:
             self._say(asked.number)
         elif asked.number not in self._numbers.values():
             message = json.loads(asked.request)
@@ -161,21 +170,28 @@ class AgentLink(SchedulerLink):
 
     # ---- writer
 
+    def _on_begin(self, work: WorkItem) -> None:
+        number = self._numbers.get(work)
+        if number is not None and number not in self._begun:
+            self._begun.add(number)
+            self._say(number)
+
     def _on_row(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `tasks/protocol.py`
         number = self._numbers.pop(work, None)
         if number is None:
             return
+        self._begun.discard(number)
         self._answers[number] = _row_bytes(row)
         if len(self._answers) > self._sessions:
             self._answers.popitem(last=False)
         self._say(number)
 
     def _say(self, number: int) -> None:
-        self._unsent.append(number)
+        self._unsent[number] = None
         self._filled.set()
 
     async def _write(self, call: Call) -> None:
-        """Answers as they come; after `leave` that it leaves, and the end when all is answered."""
+        """What begins and answers as they come; after `leave` that it leaves, and the end when all is answered."""
         told = False
         try:
             while True:
@@ -183,9 +199,11 @@ class AgentLink(SchedulerLink):
                     told = True
                     await write(call, pb.AgentsEvent(leaving=pb.Leaving()))
                 while self._unsent:
-                    number = self._unsent.popleft()
+                    del self._unsent[number := next(iter(self._unsent))]
                     if (row := self._answers.get(number)) is not None:
                         await write(call, pb.AgentsEvent(answer=pb.AgentsAnswer(number=number, row=row)))
+                    elif number in self._begun:
+                        await write(call, pb.AgentsEvent(started=pb.AgentsStarted(number=number)))
                 if told and not self._numbers:
                     await call.done_writing()
                     return

@@ -1,4 +1,5 @@
 """`http`: an endpoint judges. POST of {prompt, completion, answer, metadata} as JSON; it answers {"reward": number}.
+With `chat` a model judges: the same becomes the one message of a chat completion, and its answer's text has the number.
 
 Owns the client, the tries and their deadline. Many samples are asked about at once; `concurrency` of them at most, which the
 pool holds. Invariants:
@@ -16,13 +17,15 @@ import email.utils
 import json
 import os
 import random
+import re
 import ssl
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from streamrl.errors import UserError, shorten
-from streamrl.spec.tasks.rewards import HttpReward
-from streamrl_workers.rewards.base import Item, RewardContext
+from streamrl.spec.tasks.rewards import HttpReward, JudgeChat
+from streamrl_workers.rewards.base import Item, RewardContext, make_extract
 
 if TYPE_CHECKING:
     import httpx
@@ -57,7 +60,8 @@ def create(options: HttpReward, *, context: RewardContext) -> "HttpEndpoint":
         raise UserError(field=f"{context.field}.url", rule=f"must be an address: {error}", got=options.url) from error
     if not host:
         raise UserError(field=f"{context.field}.url", rule="must name a host", got=options.url)
-    return HttpEndpoint(options, token=_token(options, field=context.field), timeout_s=context.timeout_s)
+    chat = None if options.chat is None else _Chat(options.chat, field=f"{context.field}.chat")
+    return HttpEndpoint(options, token=_token(options, field=context.field), timeout_s=context.timeout_s, chat=chat)
 
 
 def _token(options: HttpReward, *, field: str) -> str | None:
@@ -105,11 +109,36 @@ class _Pace:
         return at_s - now_s
 
 
+class _Chat:
+    """A sample as a chat completion, and the number in what the model answers."""
+
+    def __init__(self, options: JudgeChat, *, field: str) -> None:
+        self._options = options
+        self._extract = make_extract(options.pattern, field=f"{field}.pattern")
+
+    def body(self, sample: str) -> str:
+        """The request; greedy, so that the same sample is judged alike."""
+        told = json.loads(sample)
+        text = re.sub(r"\{(prompt|completion|answer)\}", lambda found: str(told[found[1]]), self._options.prompt)
+        messages = [{"role": "user", "content": text}]
+        return json.dumps({"model": self._options.model, "messages": messages, "temperature": 0})
+
+    def number(self, value: Any) -> float:  # noqa: ANN401 - JSON
+        """Raises `EndpointError`: there is none."""
+        try:
+            text = value["choices"][0]["message"]["content"]
+            return float(self._extract(text) or "")
+        except (LookupError, TypeError, ValueError):
+            raise EndpointError(f"the judge's answer must have a number, got {shorten(value)}") from None
+
+
 class HttpEndpoint:
     """One address."""
 
-    def __init__(self, options: HttpReward, *, token: str | None, timeout_s: float) -> None:
+    def __init__(self, options: HttpReward, *, token: str | None, timeout_s: float, chat: _Chat | None = None) -> None:
         self._options = options
+        self._chat = chat
+        self._reward: Callable[[Any], float] = _told_reward if chat is None else chat.number
         self._headers = {"content-type": "application/json"}
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
@@ -140,6 +169,8 @@ class HttpEndpoint:
         await self._client.aclose()
 
     async def _ask(self, body: str, limit: asyncio.Timeout) -> object:
+        if self._chat is not None:
+            body = self._chat.body(body)
         deadline_s = asyncio.get_running_loop().time() + self._timeout_s
         for tries in range(self._options.retries + 1):
             turn_s = self._pace.take()
@@ -164,7 +195,7 @@ class HttpEndpoint:
             async with self._client.stream(
                 "POST", self._options.url, content=body.encode("ascii"), headers=self._headers
             ) as response:
-                return _reward(response, answer=await _read(response))
+                return self._reward(_checked(response, answer=await _read(response)))
         except httpx.TransportError as error:
             raise _TryAgainError(f"the connection failed: {type(error).__name__}: {shorten(str(error))}") from error
         except httpx.DecodingError as error:
@@ -180,7 +211,8 @@ async def _read(response: "httpx.Response") -> bytes:
     return bytes(parts)
 
 
-def _reward(response: "httpx.Response", *, answer: bytes) -> object:
+def _checked(response: "httpx.Response", *, answer: bytes) -> Any:  # noqa: ANN401 - JSON
+    """What a good answer says."""
     status = response.status_code
     if status == TOO_MANY_REQUESTS or response.is_server_error:
         raise _TryAgainError(
@@ -189,12 +221,15 @@ def _reward(response: "httpx.Response", *, answer: bytes) -> object:
     if not response.is_success:
         raise EndpointError(f"answered with status {status}")
     try:
-        value: Any = json.loads(answer)
+        return json.loads(answer)
     except (ValueError, RecursionError) as error:
         raise EndpointError(f"status {status}: the answer is no JSON: {shorten(answer[:100])}") from error
+
+
+def _told_reward(value: Any) -> float:  # noqa: ANN401 - JSON
     reward = value.get("reward") if isinstance(value, dict) else None
     if isinstance(reward, bool) or not isinstance(reward, int | float):
-        raise EndpointError(f'status {status}: the answer must be {{"reward": number}}, got {shorten(value)}')
+        raise EndpointError(f'the answer must be {{"reward": number}}, got {shorten(value)}')
     return reward
 
 

@@ -97,7 +97,7 @@ class Pool(TaskSource, Protocol):
         """End its processes."""
 
 
-MakePool = Callable[[RLJob, Path], Pool]
+MakePool = Callable[[RLJob, SchedulerEnvironment], Pool]
 
 
 def main() -> int:
@@ -119,10 +119,10 @@ def main() -> int:
     return ending.exit_code
 
 
-def make_task_pool(job: RLJob, base_dir: Path) -> Pool:
+def make_task_pool(job: RLJob, environment: SchedulerEnvironment) -> Pool:
     """The real task pool."""
     host = os.environ.get(ENV_TASKS_SOCKET)
-    return TaskPool(job, base_dir=base_dir, host=Path(host) if host else None)
+    return TaskPool(job, base_dir=environment.code_dir, host=Path(host) if host else None, run_dir=environment.run_dir)
 
 
 async def _life(environment: SchedulerEnvironment, *, job: RLJob) -> ProcessExit:
@@ -176,7 +176,7 @@ async def serve(
                 environment.run_dir / FILE_JOB, job.model_dump(mode="json", by_alias=True, exclude_none=True)
             )
         tracer = make_tracer(job, run_dir=environment.run_dir, recovered=recovered)
-        pool = make_pool(job, environment.code_dir)
+        pool = make_pool(job, environment)
         ports = await Ports.open(environment, ending=ending)
         trackers = TrackerClients(job, run_dir=environment.run_dir, store_dir=environment.store_dir)
         run = Run(

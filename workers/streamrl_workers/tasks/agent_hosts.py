@@ -3,12 +3,12 @@
 ```
   pool ── ask ──▶ AgentHosts ── send ──▶ link of host 0 ══ agent host         (`agent_link/`, over gRPC: `scheduler/server/agents.py`)
                      ▲  └──────────────▶ link of host 1 ══ agent host
-                     └── joined, answered, leaving, left
+                     └── joined, started, answered, leaving, left
 ```
 Owns the queue, the hosts that are known, and who plays what. Does no I/O but by `send`.
 
 Invariants:
-- A request ends exactly once, by `finish`. What a host that is gone had is asked elsewhere, `MAX_LOSSES` times at most.
+- A request ends exactly once, by `finish`. What a host that is gone had is asked elsewhere; what it had started, `MAX_LOSSES` times at most.
 - A host has `sessions` requests at most. What has no place waits here, turns before prompts.
 - A session stays with its host. A new one goes to the host that has made its item's prompt, else to the one with fewest sessions.
 - A link whose connection breaks and comes back has lost nothing: it is asked all again under the same numbers.
@@ -19,7 +19,7 @@ Loop `run`: consumes time; produces a line while nobody is there to ask; waits f
 import asyncio
 import json
 import logging
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +38,8 @@ HOSTS_TIMEOUT_S = 1800.0
 """For the first host, or the next one: a pod may have to be placed and its image pulled."""
 KEPT_PROMPTS = 4096
 """Items of which it is known who has made the prompt."""
+HOST_ENDS = ("left", "lost")
+"""How a host comes to be no more: it has said that it leaves, or not."""
 
 SampleKey = tuple[int, int]
 """Group and sample."""
@@ -60,6 +62,10 @@ class HostedItem:
     work: WorkItem
     item: str
     """JSON."""
+    since_s: float = 0.0
+    """When it began to wait for a place."""
+    started: bool = False
+    """Whether a program works on it: then the end of its host may be its doing."""
 
     @property
     def key(self) -> SampleKey | None:
@@ -129,6 +135,14 @@ class AgentHosts:
         self._turns: deque[HostedItem] = deque()
         self._prompts: deque[HostedItem] = deque()
         self._next_number = 0
+        self.ended: Counter[str] = Counter(dict.fromkeys(HOST_ENDS, 0))
+        """Hosts that are no more, by whether they said so before."""
+        self.asked_again = 0
+        """Requests that such hosts had."""
+        self.waits = 0
+        """Of requests for a place, so far."""
+        self.waited_s = 0.0
+        """Sum of these."""
 
     # ---- what is asked
 
@@ -136,6 +150,11 @@ class AgentHosts:
         """Have a prompt made or a turn answered."""
         self._line(HostedItem(work=work, item=item))
         self._dispatch()
+
+    def started(self, name: str, number: int) -> None:
+        """A program of a host works on it."""
+        if (host := self._hosts.get(name)) is not None and number in host.asked:
+            host.asked[number].started = True
 
     def answered(self, name: str, number: int, row: Any) -> None:  # noqa: ANN401 - JSON
         """A host has answered; what was asked elsewhere meanwhile counts no more."""
@@ -158,6 +177,7 @@ class AgentHosts:
 
     def _line(self, asked: HostedItem, *, first: bool = False) -> None:
         """Put it where it waits; `first`: it has waited already."""
+        asked.since_s = asyncio.get_running_loop().time()
         home = self._homes.get(asked.key) if asked.key is not None else None
         if home is None and asked.key is not None and (maker := self._taken(asked.place)) is not None:
             home = None if maker.leaving else maker
@@ -180,6 +200,8 @@ class AgentHosts:
     def _give(self, host: _Host, asked: HostedItem) -> None:
         self._next_number += 1
         host.asked[self._next_number] = asked
+        self.waits += 1
+        self.waited_s += asyncio.get_running_loop().time() - asked.since_s
         if asked.key is not None and not host.leaving:
             self._homes[asked.key] = host
             host.sessions[asked.key] = None
@@ -252,8 +274,11 @@ class AgentHosts:
             host.given_up.cancel()
         self._release(host)
         had, host.asked = list(host.asked.values()), {}
+        self.ended["left" if host.leaving else "lost"] += 1
+        self.asked_again += len(had)
         for asked in reversed(had):
-            asked.work.deaths += 0 if host.leaving else 1
+            asked.work.deaths += asked.started and not host.leaving
+            asked.started = False
             if asked.work.deaths >= MAX_LOSSES:
                 self._finish(asked.work, failure("died", f"agent: {MAX_LOSSES} agent hosts were lost with it"))
             else:

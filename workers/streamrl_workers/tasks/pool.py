@@ -28,6 +28,7 @@ from streamrl import names
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.task import AgentSpec, SingleTask
+from streamrl_workers.rewards.budget import SampleBudget, sample_budget
 from streamrl_workers.tasks.agent_hosts import AgentHosts, ItemPlace, item_place
 from streamrl_workers.tasks.fork_server import ForkServer
 from streamrl_workers.tasks.protocol import (
@@ -68,6 +69,8 @@ MAKE_ITEM_TIMEOUT_S = 60.0
 """Longest time to make one item, the user's format function included; slow ones take seconds."""
 MEMORY_LIMIT_BYTES = 4 << 30
 """Growth of one worker's address space; generous, so that only leaks meet it."""
+READING = 4
+"""Items that an item reader is asked for at a time: it is never idle for want of the next one."""
 KEPT_ITEMS_BYTES = 64 << 20
 """Of items for agent hosts: many of a few kilobytes, some of the largest."""
 CLOSED = "the task pool is closed"
@@ -84,8 +87,18 @@ class TaskPool:
         processes: int | None = None,
         memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
         host: Path | None = None,
+        run_dir: Path | None = None,
     ) -> None:
-        """`processes` None: as the job says. `host`: socket of the container that has the processes; None: they are our children."""
+        """What it is of.
+
+        Args:
+            job: the job.
+            base_dir: where the job's modules and files are.
+            processes: absent = as the job says.
+            memory_limit_bytes: of one worker.
+            host: socket of the container that has the processes; None: they are our children.
+            run_dir: keeps what is spent of the judges' budget; None: nothing is bounded.
+        """
         self._job = job
         self._base_dir = base_dir
         self._host = host
@@ -95,6 +108,9 @@ class TaskPool:
         self._duties = [TaskDuties(rewards=task.rewards, limits=_limits(task)) for task in job.spec.task.tasks]
         rewards = [reward for task in job.spec.task.tasks for reward in task.rewards]
         endpoints = [(reward.http, reward.timeout_seconds) for reward in rewards if reward.http is not None]
+        self._judged = job.spec.task.tasks
+        self._run_dir = run_dir
+        self._budget: SampleBudget | None = None
         at_once = min((http.most_at_once(timeout_s) for http, timeout_s in endpoints), default=None)
         self._backlog = Backlog(slots=self._count, most_completions=at_once)
         self._fork_server: ForkServer | None = None
@@ -117,12 +133,12 @@ class TaskPool:
             )
         agent = job.spec.task.agent
         self._agents = None if agent is None or agent.pool is not None else self._agent_host(agent)
-        self._items: ConcurrentSlot | None = None
+        self._items: ItemQueue | None = None
         self._texts = ItemTexts(most_bytes=KEPT_ITEMS_BYTES)
         self.agent_hosts: AgentHosts | None = None
         """In processes or pods of their own; None: there are none."""
         if agent is not None and agent.pool is not None:
-            self._items = self._item_reader()
+            self._items = ItemQueue(self._item_reader())
             awaited = f"processes {names.AGENTS}-0, ... (pods of {names.pool(job.metadata.name, names.AGENTS)})"
             self.agent_hosts = AgentHosts(
                 sessions=agent.sessions, max_turns=agent.max_turns, awaited=awaited, finish=self._on_hosted
@@ -142,7 +158,7 @@ class TaskPool:
             PoolProcess(SPAWN_ITEM_READER, fork_server=self._living_fork_server),
             name="the item reader",
             timeout_s=MAKE_ITEM_TIMEOUT_S,
-            finish=self._on_item,
+            finish=self._on_read,
             begins_at_once=False,
         )
 
@@ -153,6 +169,7 @@ class TaskPool:
             UserError: the job's data set, rewards or functions cannot be used.
             TaskPoolError: the processes did not start in time.
         """
+        self._budget = sample_budget(self._judged, run_dir=self._run_dir)
         processes = [PoolProcess(SPAWN, fork_server=self._living_fork_server) for _ in range(self._count)]
         try:
             await processes[0].connect()
@@ -167,7 +184,8 @@ class TaskPool:
             took=lambda name, seconds: self.reward_took(name, seconds),  # noqa: PLW0108 - it is given later
         )
         running = [WorkerSlot(number, process=one, duties=duties).run() for number, one in enumerate(processes)]
-        more = (self._endpoints, self._agents, self._items, self.agent_hosts)
+        items = None if self._items is None else self._items.reader
+        more = (self._endpoints, self._agents, items, self.agent_hosts)
         running += [one.run() for one in more if one is not None]
         self._tasks = [
             asyncio.create_task(self._keep(run), name=f"task-pool-slot-{number}") for number, run in enumerate(running)
@@ -183,15 +201,15 @@ class TaskPool:
         for one in single_requests(request):
             work = WorkItem(request=one)
             if self._items is not None:
-                self._with_item(work, place=item_place(one), reader=self._items)
+                self._with_item(work, place=item_place(one), items=self._items)
             elif self._agents is not None:
                 self._agents.ask(work, request_message(one), row_of=partial(agent_row, one))
 
-    def _with_item(self, work: WorkItem, *, place: ItemPlace, reader: ConcurrentSlot) -> None:
-        """Read its item, or take it from those that were read: turns do not wait behind prompts that are read ahead."""
+    def _with_item(self, work: WorkItem, *, place: ItemPlace, items: "ItemQueue") -> None:
+        """Read its item, or take it from those that were read."""
         text = self._texts.get(place)
         if text is None:
-            reader.ask(work, place, row_of=item_row)
+            items.ask(work)
         else:
             self._on_item(work, text)
 
@@ -213,19 +231,23 @@ class TaskPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._budget is not None:
+            self._budget.close()
         if self._fork_server is not None:
             await self._fork_server.close()
 
     def _on_row(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
         """An item is done, or its endpoints are still to be asked."""
-        match row:
-            case [values, str(body)] if self._endpoints is not None and isinstance(values, list):
-                asked = [self._shares.task_of(index_of(work.request)), body]
-                self._endpoints.ask(work, asked, row_of=partial(endpoint_row, values=values))
-                return
-            case {"kind": kind}:
-                self.failures[kind] += 1
         try:
+            match row:
+                case [values, str(body)] if self._endpoints is not None and isinstance(values, list):
+                    if self._budget is not None:
+                        self._budget.take()
+                    asked = [self._shares.task_of(index_of(work.request)), body]
+                    self._endpoints.ask(work, asked, row_of=partial(endpoint_row, values=values))
+                    return
+                case {"kind": kind}:
+                    self.failures[kind] += 1
             self._backlog.finish(work, result_of(work.request, row, rewards=self._of(work.request).rewards))
         except UserError as error:
             self._backlog.close(error)
@@ -238,7 +260,12 @@ class TaskPool:
             case _:
                 self._on_row(work, row)
 
-    def _on_item(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
+    def _on_read(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
+        assert self._items is not None
+        self._items.done()
+        self._on_item(work, row)
+
+    def _on_item(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - as above
         if isinstance(row, str) and self.agent_hosts is not None:
             self._texts.put(item_place(work.request), row)
             self.agent_hosts.ask(work, item=row)
@@ -299,6 +326,32 @@ def _limits(task: SingleTask) -> dict[int, StageLimit]:
     if task.environment is not None:
         limits[PLAYING] = StageLimit(name="environment", timeout_s=task.environment.timeout_seconds)
     return limits
+
+
+class ItemQueue:
+    """What waits for an item reader, turns before prompts: a turn waits for `READING` items at most, however many are read ahead."""
+
+    def __init__(self, reader: ConcurrentSlot) -> None:
+        self.reader = reader
+        self._turns: deque[WorkItem] = deque()
+        self._prompts: deque[WorkItem] = deque()
+        self._free = READING
+
+    def ask(self, work: WorkItem) -> None:
+        """Have its item read."""
+        (self._turns if isinstance(work.request, PlayTurn) else self._prompts).append(work)
+        self._fill()
+
+    def done(self) -> None:
+        """One was read."""
+        self._free += 1
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._free and (line := self._turns or self._prompts):
+            self._free -= 1
+            work = line.popleft()
+            self.reader.ask(work, item_place(work.request), row_of=item_row)
 
 
 class ItemTexts:

@@ -245,6 +245,7 @@ class ConcurrentSlot:
         timeout_s: float,
         finish: Finish,
         begins_at_once: bool = True,
+        begins: Callable[[WorkItem], None] = lambda _: None,
         took: Callable[[WorkItem, float], None] = lambda _work, _seconds: None,
     ) -> None:
         """What it is.
@@ -255,6 +256,7 @@ class ConcurrentSlot:
             timeout_s: within which something is heard while anything is asked.
             finish: takes rows.
             begins_at_once: False: it tells what it begins, by a number in the place of an answer.
+            begins: told of an item that it begins.
             took: told of an item that was answered, and of the seconds until then.
         """
         self._took = took
@@ -263,6 +265,7 @@ class ConcurrentSlot:
         self._silence_s = timeout_s + GRACE_S
         self._finish = finish
         self._begins_at_once = begins_at_once
+        self._begins = begins
         self._asked: dict[int, AskedItem] = {}
         self._next_number = 0
         self._mute_ends = 0
@@ -322,6 +325,7 @@ class ConcurrentSlot:
         match message:
             case [int(number), int()] if number in self._asked and not self._begins_at_once:
                 self._asked[number].begun = True
+                self._begins(self._asked[number].work)
             case [int(number), answer] if number in self._asked:
                 row = self._asked[number].row_of(answer)
                 asked = self._asked.pop(number)

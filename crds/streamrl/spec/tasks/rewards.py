@@ -36,8 +36,23 @@ class MathVerifyReward(SpecModel):
     """1 if the completion's mathematical answer equals the reference (package math-verify), else 0."""
 
 
+class JudgeChat(SpecModel):
+    """What a model that judges is asked, and how its answer is read."""
+
+    model: str = Field(description="Model's name, as its server has it.", min_length=1, max_length=256)
+    prompt: str = Field(
+        min_length=1,
+        max_length=16384,
+        description="The user's message. `{prompt}`, `{completion}` and `{answer}` stand for the sample's own; the answer is the reference.",
+    )
+    pattern: Text = Field(
+        default=r"-?\d+(?:\.\d+)?",
+        description="Regular expression; its first group (or the whole match) of the last match is the reward. Default: the last number. An answer without a number fails the sample.",
+    )
+
+
 class HttpReward(SpecModel):
-    """Asks an endpoint: POST of `{prompt, completion, answer, metadata}` as JSON, answered by `{"reward": number}`."""
+    """Asks an endpoint: POST of `{prompt, completion, answer, metadata}` as JSON, answered by `{"reward": number}`; or a model that judges."""
 
     url: str = Field(description="Address of the endpoint.", pattern=r"^https?://[^\s]+$", max_length=2048)
     retries: int = Field(
@@ -51,6 +66,16 @@ class HttpReward(SpecModel):
         ge=1,
         le=1_000_000,
         description="Most requests that begin in a minute, further tries included. Absent = no limit. Waiting for them is not counted in `timeoutSeconds`.",
+    )
+    max_samples: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000_000,
+        description="Most samples that are sent in the whole run, evaluations included; then the run ends. Further tries are not counted. With several such rewards the least of them counts. Absent = no limit.",
+    )
+    chat: JudgeChat | None = Field(
+        default=None,
+        description="Ask as a chat completion: `url` is that of an OpenAI-compatible server, with `/chat/completions`. Absent = as JSON.",
     )
     token_variable: str | None = Field(
         default=None,

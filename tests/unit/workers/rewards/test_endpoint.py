@@ -1,6 +1,7 @@
 """`http` against a real server that is good, slow, hanging, refusing, wrong or flapping."""
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -149,8 +150,8 @@ async def test_it_waits_as_long_as_it_is_told_and_not_beyond_its_time() -> None:
         (200, "no", "status 200: the answer is no JSON: b'no'"),
         (200, "", "status 200: the answer is no JSON"),
         (204, "", "status 204: the answer is no JSON"),
-        (200, "[1]", 'status 200: the answer must be {"reward": number}, got [1]'),
-        (200, "{}", 'status 200: the answer must be {"reward": number}, got {}'),
+        (200, "[1]", 'the answer must be {"reward": number}, got [1]'),
+        (200, "{}", 'the answer must be {"reward": number}, got {}'),
         (200, '{"reward": "1"}', "must be"),
         (200, '{"reward": true}', "must be"),
         (200, '{"reward": null}', "must be"),
@@ -167,6 +168,35 @@ async def test_a_wrong_answer_is_a_failure_that_names_the_status_and_is_not_aske
         assert text in str(caught.value)
         assert len(str(caught.value)) < 300
         assert len(endpoint.bodies) == 1
+
+
+def completion(text: object) -> str:
+    """As OpenAI's servers answer."""
+    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]})
+
+
+CHAT = {"model": "judge", "prompt": "Is {completion} {answer}? {prompt} {odd} {}"}
+
+
+async def test_a_model_judges_and_the_last_number_of_its_answer_counts() -> None:
+    with serving(always(200, completion("2 of 10 are wrong.\nScore: -0.75."))) as endpoint:
+        assert await value(part(endpoint.url, chat=CHAT), "{answer} \ud800") == -0.75
+        assert await value(part(endpoint.url, chat={**CHAT, "pattern": r"(\d) of"})) == 2.0
+    asked = {"model": "judge", "messages": [{"role": "user", "content": "Is {answer} \ud800 2? 1+1= {odd} {}"}]}
+    assert endpoint.bodies[0] == {**asked, "temperature": 0}
+
+
+@pytest.mark.parametrize("body", [completion("good"), completion(None), completion([1]), "{}", "[]", "7"])
+async def test_a_judge_that_gives_no_number_fails_the_sample(body: str) -> None:
+    with serving(always(200, body)) as endpoint:
+        with pytest.raises(EndpointError, match="the judge's answer must have a number, got"):
+            await value(part(endpoint.url, chat=CHAT))
+        assert len(endpoint.bodies) == 1
+
+
+def test_a_pattern_that_is_none_is_the_users_error() -> None:
+    with pytest.raises(ValueError, match=r"http\.chat\.pattern: must be a regular expression"):
+        part("http://judge", chat={**CHAT, "pattern": "("})
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])

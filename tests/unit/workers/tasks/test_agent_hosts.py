@@ -72,6 +72,10 @@ class Hosts:
         del self.sent[name][number]
         self.all.answered(name, number, ["next", 0.0, ends, False] if "completions" in fields else ["prompt"])
 
+    def begin(self, name: str) -> None:
+        """A program works on its oldest request."""
+        self.all.started(name, next(iter(self.sent[name])))
+
     def samples(self, name: str) -> list[int]:
         return [fields.get("sample_index", -1) for fields in self.sent[name].values()]
 
@@ -162,10 +166,12 @@ async def test_a_host_that_leaves_gets_nothing_more_and_is_nobodys_death() -> No
         hosts.join("a")
         if not hosts.done and hosts.all.numbers["asked"] == 0:
             hosts.ask(turn(0), turn(1), turn(2))
+        hosts.begin("a")
         hosts.all.leaving("a")
         assert len(hosts.sent["a"]) == 2
         hosts.all.left("a")
     assert hosts.done == []
+    assert hosts.all.ended == {"left": 2 * MAX_LOSSES, "lost": 0}
     hosts.join("b")
     assert hosts.samples("b") == [0, 1]
 
@@ -173,12 +179,16 @@ async def test_a_host_that_leaves_gets_nothing_more_and_is_nobodys_death() -> No
 async def test_a_request_that_loses_host_after_host_has_failed() -> None:
     hosts = Hosts()
     hosts.join("a")
-    hosts.ask(turn(0))
+    hosts.ask(turn(0), turn(1))
     for _ in range(MAX_LOSSES):
         assert hosts.done == []
+        hosts.begin("a")
         hosts.all.left("a")
         hosts.join("a")
     ((request, row),) = hosts.done
+    assert hosts.samples("a") == [1], "what had not started has lost nothing"
+    assert hosts.all.ended == {"left": 0, "lost": MAX_LOSSES}
+    assert (hosts.all.asked_again, hosts.all.waits) == (2 * MAX_LOSSES, 2 * MAX_LOSSES + 1)
     assert (request, row["kind"]) == (turn(0), "died")
     assert str(MAX_LOSSES) in row["error"]
 
@@ -196,6 +206,7 @@ async def test_a_prompt_that_loses_host_after_host_is_no_fault_of_the_job(tmp_pa
     hosts.ask(WorkItem(request=prompt(7)), item="{}")
     for life in range(MAX_LOSSES + 1):
         hosts.joined("a", instance=f"life {life}", send=lambda *_: None)
+        hosts.started("a", life + 1)
     with pytest.raises(TaskPoolError, match=f"train prompt 7 was not made: agent: {MAX_LOSSES} agent hosts were lost"):
         await pool.results()
 
@@ -240,6 +251,7 @@ async def test_answers_that_nobody_waits_for_change_nothing() -> None:
     hosts.join("a")
     for name, number in (("a", 7), ("stranger", 1)):
         hosts.all.answered(name, number, ["next", 0.0, False])
+        hosts.all.started(name, number)
     hosts.all.left("stranger")
     hosts.all.leaving("stranger")
     assert hosts.done == []
@@ -267,13 +279,15 @@ def test_whatever_hosts_do_each_request_is_answered_once(data: st.DataObject) ->
         hosts, asked = Hosts(), 0
         for _ in range(data.draw(st.integers(1, 60))):
             name = data.draw(st.sampled_from("abc"))
-            match data.draw(st.sampled_from(["ask", "answer", "join", "resume", "leaving", "left"])):
+            match data.draw(st.sampled_from(["ask", "answer", "begin", "join", "resume", "leaving", "left"])):
                 case "ask":
                     sample = data.draw(st.integers(0, 5))
                     hosts.ask(data.draw(st.sampled_from([turn(sample), turn(sample, turns=2), prompt(sample)])))
                     asked += 1
                 case "answer" if hosts.sent.get(name):
                     hosts.answer(name, ends=data.draw(st.booleans()))
+                case "begin" if hosts.sent.get(name):
+                    hosts.begin(name)
                 case "join":
                     hosts.join(name)
                 case "resume" if name in hosts.sent:

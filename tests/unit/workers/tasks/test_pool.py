@@ -1,11 +1,13 @@
 """What the pool's workers get, and in which order."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from streamrl_workers.tasks.pool import Backlog
-from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, ScoreSample, TaskPoolError
+from streamrl_workers.tasks.pool import READING, Backlog, ItemQueue
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, ScoreSample, TaskPoolError
+from streamrl_workers.tasks.worker_slots import WorkItem
 
 DEADLINE_S = 120.0
 
@@ -89,3 +91,22 @@ async def test_the_first_error_is_what_everybody_hears() -> None:
     for results in (waiting, backlog.results()):
         with pytest.raises(TaskPoolError, match="first"):
             await asyncio.wait_for(results, DEADLINE_S)
+
+
+async def test_a_turn_waits_for_no_more_items_than_a_reader_has() -> None:
+    asked: list[Request] = []
+
+    class Reader:
+        def ask(self, work: WorkItem, *_: Any, **__: Any) -> None:
+            asked.append(work.request)
+
+    reader: Any = Reader()
+    items = ItemQueue(reader)
+    for first in range(50):
+        items.ask(WorkItem(request=prompts(first, 1)))
+    items.ask(WorkItem(request=turn(3)))
+    assert asked == [prompts(first, 1) for first in range(READING)]
+    for _ in range(50):
+        items.done()
+    assert asked[READING] == turn(3)
+    assert len(asked) == 51

@@ -35,6 +35,7 @@ class AgentHostHandler(PeerHandler):
         self._id = hello.host_id
         self.handlers = {
             "answer": self._on_answer,
+            "started": lambda started: hosts.started(self._id, started.number),
             "leaving": lambda _: hosts.leaving(self._id),
         }
 

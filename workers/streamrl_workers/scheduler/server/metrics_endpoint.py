@@ -20,6 +20,7 @@ from streamrl_workers.scheduler.lengths.trust import Quality
 from streamrl_workers.scheduler.server import cost
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
+from streamrl_workers.tasks.agent_hosts import HOST_ENDS, AgentHosts
 
 _ROLE = "scheduler"
 _TRAINING = {
@@ -136,6 +137,19 @@ class SchedulerMetrics:
         for pool in self._pools:
             lag = None if announced_step is None or pool not in oldest else announced_step - oldest[pool]
             self._metrics.set("weights_lag_steps", lag, pool)
+
+    def agents(self, hosts: AgentHosts | None) -> None:
+        """Take over the state of the pool of agents; None: there is none."""
+        metrics, numbers = self._metrics, {} if hosts is None else hosts.numbers
+        metrics.set("agent_hosts", numbers.get("hosts", 0))
+        metrics.set("agent_sessions", numbers.get("sessions", 0))
+        for state in ("asked", "waiting", "waiting_prompts"):
+            metrics.set("agent_requests", numbers.get(state, 0), state)
+        metrics.total("agent_waits", 0 if hosts is None else hosts.waits)
+        metrics.total("agent_wait_seconds", 0.0 if hosts is None else hosts.waited_s)
+        metrics.total("agent_requests_again", 0 if hosts is None else hosts.asked_again)
+        for kind in HOST_ENDS:
+            metrics.total("agent_hosts_ended", 0 if hosts is None else hosts.ended[kind], kind)
 
     def spans(self, *, sent: int, lost: int) -> None:
         """Take over what became of the spans of traces."""

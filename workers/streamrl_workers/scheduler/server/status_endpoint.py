@@ -157,6 +157,7 @@ class StatusEndpoint:
         metrics, view = self._metrics, self._core.view()
         self._look_at_cost()
         metrics.core(view)
+        metrics.agents(self.agent_hosts)
         metrics.links(self._connections, announced_step=view.announced_step)
         warnings = {one["type"] for one in self._warnings()}
         metrics.last_step(self._last_line, warnings=warnings, cost_per_step=self._step_cost)
