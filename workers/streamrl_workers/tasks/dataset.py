@@ -268,7 +268,7 @@ def open_dataset(
         seed: the job's.
         base_dir: where its paths begin.
         model_path: directory of the tokenizer whose chat template is used; "" = the run has none.
-        supervised: the algorithm, where answers are trained: which of them, and that they become samples; None = another one.
+        supervised: the algorithm, where answers are trained: which of them, and, by the tokenizer, as samples; None = another one.
 
     Raises:
         UserError: the data set, its file, the format function or the chat template cannot be used.
@@ -292,7 +292,7 @@ def _open_task(
             source,
             make_texts=make_format(task.format, base_dir=base_dir),
             chat=chat,
-            demonstrations=None if supervised is None else open_demonstrations(task, model_path=model_path),
+            demonstrations=open_demonstrations(task, model_path=model_path) if supervised and model_path else None,
             reward_field=None if supervised is None else supervised.reward_field,
         )
         dataset.item("train", 0)
