@@ -176,9 +176,7 @@ def test_each_mistake_is_one_line(files: PlanFiles, arguments: tuple[str, ...], 
     assert (done.code, done.out, done.err) == (2, [], [line.format(**places)])
 
 
-def test_a_job_without_generators_has_nothing_to_balance(
-    files: PlanFiles, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_without_generators_has_nothing_to_balance(files: PlanFiles, capsys: pytest.CaptureFixture[str]) -> None:
     document = job(mode="StreamSync")
     document["spec"]["generators"] = []
     document["spec"]["algorithm"] = {"supervised": {}}
