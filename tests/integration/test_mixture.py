@@ -101,11 +101,12 @@ async def test_each_prompt_has_the_data_the_rewards_and_the_game_of_its_task(tmp
 
 
 async def test_the_budget_of_a_tasks_judge_is_spent_by_its_samples_alone(tmp_path: Path) -> None:
+    bounds: dict[str, dict[str, int]] = {"first": {"maxSamples": 2}, "second": {}, "third": {"maxSamples": 1}}
     dataset = write_lines(tmp_path / "lines.jsonl", count=60)
     with serving(lambda handler, _: say(handler, 200, '{"reward": 1.0}')) as endpoint:
         tasks = [
             {"name": name, "dataset": dataset, "rewards": [{"name": "judge", "http": {"url": endpoint.url, **bound}}]}
-            for name, bound in (("first", {"maxSamples": 2}), ("second", {}), ("third", {"maxSamples": 1}))
+            for name, bound in bounds.items()
         ]
         async with running_pool(tmp_path, modules={}, run_dir=tmp_path, mixture=tasks) as pool:
             await pool.score([_score(index, "x") for index in (0, 1, 2, 3, 4, 7)])
