@@ -22,7 +22,7 @@ from streamrl.spec.tasks.datasets import HuggingFaceDataset, ReasoningGymDataset
 from streamrl.spec.tasks.rewards import Reward
 from streamrl_cli.user_function import check_function, functions_of
 from streamrl_workers.ranker.folder import check_ranker
-from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS
+from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS, positions_of
 from streamrl_workers.trackers.registry import missing_packages
 
 _DATASET_NAME = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["']([A-Za-z0-9_]+)["']""")
@@ -152,9 +152,8 @@ def _positions(job: RLJob, base_dir: Path) -> int | None:
     if job.spec.model.path is None:
         return None
     try:
-        config = read_json(base_dir / job.spec.model.path.directory / "config.json")
-        return int(config["max_position_embeddings"])
-    except (ValueError, TypeError, KeyError, OverflowError):  # absent or odd: transformers has the last word at start
+        return positions_of(read_json(base_dir / job.spec.model.path.directory / "config.json"))
+    except ValueError:  # absent or odd: transformers has the last word at start
         return None
 
 

@@ -165,7 +165,8 @@ def _wanted(job: RLJob, args: argparse.Namespace) -> MeasuringPlan:
 def _pools(job: RLJob, args: argparse.Namespace) -> tuple[str, ...]:
     names = [pool.name for pool in job.spec.generators]
     if args.pool is not None and args.pool not in names:
-        raise UserError(field="--pool", rule=f"must be one of {', '.join(names)}", got=args.pool)
+        rule = f"must be one of {', '.join(names)}" if names else "must be absent: the job has no generators"
+        raise UserError(field="--pool", rule=rule, got=args.pool)
     chosen = [pool for pool in job.spec.generators if args.pool in (None, pool.name)]
     mistakes = []
     for pool in chosen:

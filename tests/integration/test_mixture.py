@@ -19,9 +19,11 @@ from streamrl.errors import UserError
 from streamrl.mixture import Mixture
 from streamrl_workers.scheduler.journal.store import open_for_reading
 from streamrl_workers.tasks.values import PlayTurn, ScoreSample
+from support.endpoints import say, serving
 from support.held_runs import Hold
 from support.jobs import simulated_job
 from support.runs import LocalRun, wait_for
+from support.task_jobs import write_lines
 from support.task_pools import running_pool
 from support.turn_runs import lines
 
@@ -96,6 +98,22 @@ async def test_each_prompt_has_the_data_the_rewards_and_the_game_of_its_task(tmp
         (answer,) = await pool.play([_turn(game)])
         assert (answer.observation, answer.reward, answer.done) == ("on", 0.25, False)
         assert pool.held_out_size == mixture.size([10, 10, 10])
+
+
+async def test_the_budget_of_a_tasks_judge_is_spent_by_its_samples_alone(tmp_path: Path) -> None:
+    bounds: dict[str, dict[str, int]] = {"first": {"maxSamples": 2}, "second": {}, "third": {"maxSamples": 1}}
+    dataset = write_lines(tmp_path / "lines.jsonl", count=60)
+    with serving(lambda handler, _: say(handler, 200, '{"reward": 1.0}')) as endpoint:
+        tasks = [
+            {"name": name, "dataset": dataset, "rewards": [{"name": "judge", "http": {"url": endpoint.url, **bound}}]}
+            for name, bound in bounds.items()
+        ]
+        async with running_pool(tmp_path, modules={}, run_dir=tmp_path, mixture=tasks) as pool:
+            await pool.score([_score(index, "x") for index in (0, 1, 2, 3, 4, 7)])
+            with pytest.raises(UserError, match=r"this run has sent 2 samples, 2 may be") as refused:
+                await pool.score([_score(6, "x")])
+        assert refused.value.field == "spec.task.mixture[0].rewards.0.http.maxSamples"
+    assert len(endpoint.bodies) == 6
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ async def running_pool(
     modules: Mapping[str, str],
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
     host: Path | None = None,
+    run_dir: Path | None = None,
     **task: Any,
 ) -> AsyncIterator[AskedPool]:
     """A started pool with these modules of the user's beside its job; the data set, if none is named, has 60 sums."""
@@ -102,7 +103,8 @@ async def running_pool(
         (base_dir / f"{name}.py").write_text(text)
     if not {"dataset", "mixture"} & set(task):
         task["dataset"] = write_lines(base_dir / "lines.jsonl", count=60)
-    pool = AskedPool(make_job(**task), base_dir=base_dir, memory_limit_bytes=memory_limit_bytes, host=host)
+    limits = {"memory_limit_bytes": memory_limit_bytes, "host": host, "run_dir": run_dir}
+    pool = AskedPool(make_job(**task), base_dir=base_dir, **limits)
     try:
         await pool.start()
         yield pool

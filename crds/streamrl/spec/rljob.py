@@ -239,12 +239,11 @@ class RLJobSpec(SpecModel):
             ),
         ),
         FieldRule(
-            "algorithm.trajectoryBalance.replay must be absent with task.environment or task.agent: its samples are told apart by their prompts",
+            "algorithm.trajectoryBalance.replay must be absent with task.environment, task.agent or task.mixture: its samples are told apart by their prompts",
             "!has(self.algorithm.trajectoryBalance) || !has(self.algorithm.trajectoryBalance.replay) || "
-            "!(has(self.task.environment) || has(self.task.agent) || "
-            "(has(self.task.mixture) && self.task.mixture.exists(t, has(t.environment))))",
+            "!(has(self.task.environment) || has(self.task.agent) || has(self.task.mixture))",
             lambda spec: (
-                spec.task.has_turns
+                (spec.task.has_turns or spec.task.mixture is not None)
                 and spec.algorithm.trajectory_balance is not None
                 and spec.algorithm.trajectory_balance.replay is not None
             ),

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+from support.command import streamrl
 from support.plans import SLOTS, PlanFiles, job, pool_profile, profile
 
 
@@ -173,6 +174,20 @@ def test_each_mistake_is_one_line(files: PlanFiles, arguments: tuple[str, ...], 
     places = {"job": str(files.job), "profile": str(files.profile)}
     done = files.plan(*(argument.format(**places) for argument in arguments))
     assert (done.code, done.out, done.err) == (2, [], [line.format(**places)])
+
+
+def test_a_job_without_generators_has_nothing_to_balance(files: PlanFiles, capsys: pytest.CaptureFixture[str]) -> None:
+    document = job(mode="StreamSync")
+    document["spec"]["generators"] = []
+    document["spec"]["algorithm"] = {"supervised": {}}
+    document["spec"]["task"]["groupSize"] = 1
+    document["spec"]["task"].pop("rewards")
+    files.write(document, profile())
+    line = "--optimize: balances generators with the trainer; the job has no generators"
+    assert files.optimise("--devices", "4").err == [line]
+    assert files.optimise("--pool-devices", "x=2", "--trainer-devices", "2").err == [line]
+    measured = streamrl(capsys, "profile", str(files.job), "--pool", "x")
+    assert measured.err == ["--pool: must be absent: the job has no generators, got 'x'"]
 
 
 def test_a_broken_profile_is_told_line_by_line(files: PlanFiles) -> None:

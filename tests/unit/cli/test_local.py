@@ -1,6 +1,8 @@
 """What a run on this machine needs, checked before it starts."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import reasoning_gym.factory
@@ -53,11 +55,16 @@ def test_a_model_directory_must_be_whole(tmp_path: Path) -> None:
     assert rules(job, tmp_path) == []
 
 
-def test_the_models_own_length_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [{"max_position_embeddings": 64}, {"n_positions": 64}, {"text_config": {"max_position_embeddings": 64}}],
+    ids=json.dumps,
+)
+def test_the_models_own_length_counts(tmp_path: Path, config: dict[str, Any]) -> None:
     (tmp_path / "model").mkdir()
     for name in ("model.safetensors", "tokenizer.json"):
         (tmp_path / "model" / name).touch()
-    (tmp_path / "model/config.json").write_text('{"max_position_embeddings": 64}')
+    (tmp_path / "model/config.json").write_text(json.dumps(config))
     assert rules(job_with("spec.model={path: {directory: model}}"), tmp_path) == [
         "spec.task.sampling.maxTokens: must be below the model's 64 positions, which hold the prompt too"
     ]

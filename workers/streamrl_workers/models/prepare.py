@@ -159,7 +159,7 @@ def recipe_hash(scratch: ScratchModel, *, seed: int, survey: Survey) -> str:
 def _prepare_scratch(
     spec: RLJobSpec, *, scratch: ScratchModel, cache_dir: Path, base_dir: Path, report: Report
 ) -> Path:
-    dataset = open_dataset(spec.task, seed=spec.seed, base_dir=base_dir)
+    dataset = open_dataset(spec.task, seed=spec.seed, base_dir=base_dir, supervised=spec.algorithm.supervised)
     survey = take_survey(dataset, spec=scratch.warm_up)
     directory = cache_dir.resolve() / recipe_hash(scratch, seed=spec.seed, survey=survey)
 

@@ -1,11 +1,10 @@
-"""How many samples judges may be sent in a whole run: the one number, in a file of the run folder.
+"""How many samples a task's judges may be sent in a whole run: the one number, in a file of the run folder.
 
-Owns that file. It is written before a sample is sent: a scheduler that is killed has counted what it sent, so a run never sends more.
+Owns that file, one for each task with a bound. It is written before a sample is sent: a scheduler that is killed has counted what it sent, so a run never sends more.
 It is not forced to the disk: a power cut may forget the newest ones.
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from streamrl.errors import UserError
@@ -14,7 +13,7 @@ from streamrl.spec.task import SingleTask
 
 
 class SampleBudget:
-    """Of all `http` rewards together: each sample is sent to all of its task."""
+    """Of all `http` rewards of a task together: each sample is sent to all of them."""
 
     def __init__(self, *, most: int, field: str, file: Path) -> None:
         """`field`: whose bound it is. Raises `UserError`: the file holds no number."""
@@ -41,15 +40,14 @@ class SampleBudget:
         os.close(self._file)
 
 
-def sample_budget(tasks: Sequence[SingleTask], *, run_dir: Path | None) -> SampleBudget | None:
-    """That of a job; None: it has no bound, or no run folder."""
+def sample_budget(task: SingleTask, *, run_dir: Path | None) -> SampleBudget | None:
+    """That of a task; None: it has no bound, or no run folder."""
     bounds = [
         (reward.http.max_samples, f"{task.field}.rewards.{number}.http.maxSamples")
-        for task in tasks
         for number, reward in enumerate(task.rewards)
         if reward.http is not None and reward.http.max_samples is not None
     ]
     if not bounds or run_dir is None:
         return None
     most, field = min(bounds)
-    return SampleBudget(most=most, field=field, file=run_dir / FILE_JUDGED)
+    return SampleBudget(most=most, field=field, file=run_dir / "-".join(filter(None, (FILE_JUDGED, task.name))))

@@ -172,6 +172,8 @@ def _one_line(error: Exception) -> str:
 
 DATASET_FIELD = "spec.task.dataset"
 SUPERVISED_FIELD = "spec.algorithm.supervised"
+_POSITIONS = ("max_position_embeddings", "n_positions")
+"""As most models call them, and as GPT-2, GPT-J and others do."""
 
 
 class Demonstrations:
@@ -220,13 +222,13 @@ class Demonstrations:
 def open_demonstrations(task: SingleTask, *, model_path: str) -> Demonstrations:
     """By the model in the directory. Raises `UserError` if it has no tokenizer for this."""
     tokenizer = load_fast_tokenizer(model_path, field=SUPERVISED_FIELD)
-    return Demonstrations(tokenizer, task=task, positions=_positions(read_json(Path(model_path) / "config.json")))
+    return Demonstrations(tokenizer, task=task, positions=positions_of(read_json(Path(model_path) / "config.json")))
 
 
-def _positions(config: Any) -> int | None:  # noqa: ANN401 - JSON
-    """What the model's configuration says, of its text part where it has several."""
+def positions_of(config: Any) -> int | None:  # noqa: ANN401 - JSON
+    """What a model's configuration says, of its text part where it has several; None: nothing, or nothing sensible."""
     for part in (config, config.get("text_config")) if isinstance(config, dict) else ():
-        found = part.get("max_position_embeddings") if isinstance(part, dict) else None
-        if isinstance(found, int):
-            return found
+        for name in _POSITIONS if isinstance(part, dict) else ():
+            if isinstance(part.get(name), int):
+                return int(part[name])
     return None

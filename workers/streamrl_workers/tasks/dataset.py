@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from streamrl.errors import UserError
-from streamrl.mixture import Mixture
 from streamrl.spec.algorithm import SupervisedSpec
 from streamrl.spec.base import PythonFunction
 from streamrl.spec.task import SingleTask, Task
@@ -138,10 +137,11 @@ class TaskDataset:
 class MixedDataset:
     """The data sets of a job's tasks, in the shares of the mixture; mostly there is one."""
 
-    def __init__(self, tasks: Sequence[TaskDataset], *, shares: Mixture) -> None:
-        """`shares`: says which item is of which of `tasks`."""
+    def __init__(self, tasks: Sequence[TaskDataset], *, of: Task) -> None:
+        """`of`: what the job says of each of `tasks`, and which item is of which."""
         self.tasks = tuple(tasks)
-        self.shares = shares
+        self.shares = of.shares
+        self._said = of.tasks
 
     @property
     def only(self) -> TaskDataset:
@@ -160,9 +160,10 @@ class MixedDataset:
         return self.tasks[task].question(split, own)
 
     def item(self, split: Split, index: int) -> Item:
-        """Item `index` of a split. Raises as that of its task."""
+        """Item `index` of a split. Raises as that of its task, with the field where the job has it."""
         task, own = self.shares.place(index)
-        return self.tasks[task].item(split, own)
+        with errors_of(self._said[task]):
+            return self.tasks[task].item(split, own)
 
     def demonstration(self, item: Item) -> Demonstration | None:
         """The item's answer as a sample, of a supervised job, which has one task."""
@@ -268,7 +269,7 @@ def open_dataset(
         seed: the job's.
         base_dir: where its paths begin.
         model_path: directory of the tokenizer whose chat template is used; "" = the run has none.
-        supervised: the algorithm, where answers are trained: which of them, and that they become samples; None = another one.
+        supervised: the algorithm, where answers are trained: which of them, and, by the tokenizer, as samples; None = another one.
 
     Raises:
         UserError: the data set, its file, the format function or the chat template cannot be used.
@@ -277,7 +278,7 @@ def open_dataset(
         _open_task(one, seed=seed, base_dir=base_dir, model_path=model_path, supervised=supervised)
         for one in task.tasks
     ]
-    return MixedDataset(tasks, shares=task.shares)
+    return MixedDataset(tasks, of=task)
 
 
 def _open_task(
@@ -292,7 +293,7 @@ def _open_task(
             source,
             make_texts=make_format(task.format, base_dir=base_dir),
             chat=chat,
-            demonstrations=None if supervised is None else open_demonstrations(task, model_path=model_path),
+            demonstrations=open_demonstrations(task, model_path=model_path) if supervised and model_path else None,
             reward_field=None if supervised is None else supervised.reward_field,
         )
         dataset.item("train", 0)
@@ -341,7 +342,7 @@ def open_no_dataset(task: Task, *, model_path: str) -> MixedDataset:
     """Of the task its chat template alone. Raises `UserError` as `open_dataset`."""
     chat = None if task.chat is None else open_chat(task.chat, model_path=model_path)
     nothing = TaskDataset(_NoSource(), make_texts=lambda question: (question.question, ""), chat=chat)
-    return MixedDataset([nothing], shares=task.shares)
+    return MixedDataset([nothing], of=task)
 
 
 def hash_of(prompt: str) -> int:

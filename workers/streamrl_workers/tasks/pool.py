@@ -97,7 +97,7 @@ class TaskPool:
             processes: absent = as the job says.
             memory_limit_bytes: of one worker.
             host: socket of the container that has the processes; None: they are our children.
-            run_dir: keeps what is spent of the judges' budget; None: nothing is bounded.
+            run_dir: keeps what is spent of the judges' budgets; None: nothing is bounded.
         """
         self._job = job
         self._base_dir = base_dir
@@ -108,9 +108,9 @@ class TaskPool:
         self._duties = [TaskDuties(rewards=task.rewards, limits=_limits(task)) for task in job.spec.task.tasks]
         rewards = [reward for task in job.spec.task.tasks for reward in task.rewards]
         endpoints = [(reward.http, reward.timeout_seconds) for reward in rewards if reward.http is not None]
-        self._judged = job.spec.task.tasks
         self._run_dir = run_dir
-        self._budget: SampleBudget | None = None
+        self._budgets: list[SampleBudget | None] = []
+        """One for each task, since the start."""
         at_once = min((http.most_at_once(timeout_s) for http, timeout_s in endpoints), default=None)
         self._backlog = Backlog(slots=self._count, most_completions=at_once)
         self._fork_server: ForkServer | None = None
@@ -169,7 +169,7 @@ class TaskPool:
             UserError: the job's data set, rewards or functions cannot be used.
             TaskPoolError: the processes did not start in time.
         """
-        self._budget = sample_budget(self._judged, run_dir=self._run_dir)
+        self._budgets = [sample_budget(task, run_dir=self._run_dir) for task in self._job.spec.task.tasks]
         processes = [PoolProcess(SPAWN, fork_server=self._living_fork_server) for _ in range(self._count)]
         try:
             await processes[0].connect()
@@ -231,8 +231,8 @@ class TaskPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._budget is not None:
-            self._budget.close()
+        for budget in filter(None, self._budgets):
+            budget.close()
         if self._fork_server is not None:
             await self._fork_server.close()
 
@@ -241,10 +241,10 @@ class TaskPool:
         try:
             match row:
                 case [values, str(body)] if self._endpoints is not None and isinstance(values, list):
-                    if self._budget is not None:
-                        self._budget.take()
-                    asked = [self._shares.task_of(index_of(work.request)), body]
-                    self._endpoints.ask(work, asked, row_of=partial(endpoint_row, values=values))
+                    task = self._shares.task_of(index_of(work.request))
+                    if (budget := self._budgets[task]) is not None:
+                        budget.take()
+                    self._endpoints.ask(work, [task, body], row_of=partial(endpoint_row, values=values))
                     return
                 case {"kind": kind}:
                     self.failures[kind] += 1

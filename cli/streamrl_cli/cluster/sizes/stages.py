@@ -34,6 +34,8 @@ _COST_DIGITS = Decimal("0.000001")
 
 def measured_of(job: RLJob, args: argparse.Namespace) -> Profile:
     """The profile of `--profile`, if it is one of this job and the job can be planned by it."""
+    if not job.spec.generators:
+        raise UserError(field="--optimize", rule="balances generators with the trainer; the job has no generators")
     if job.spec.trainer.nodes > 1:
         rule = "must be 1 with --optimize: training was measured on one machine"
         raise UserError(field="spec.trainer.nodes", rule=rule, got=job.spec.trainer.nodes)

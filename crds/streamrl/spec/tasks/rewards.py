@@ -71,7 +71,7 @@ class HttpReward(SpecModel):
         default=None,
         ge=1,
         le=1_000_000_000,
-        description="Most samples that are sent in the whole run, evaluations included; then the run ends. Further tries are not counted. With several such rewards the least of them counts. Absent = no limit.",
+        description="Most samples that are sent in the whole run, evaluations included; then the run ends. Further tries are not counted. With several such rewards in a task the least of them counts. Samples of other tasks of a mixture are not counted. Absent = no limit.",
     )
     chat: JudgeChat | None = Field(
         default=None,

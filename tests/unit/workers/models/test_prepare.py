@@ -18,6 +18,7 @@ from streamrl_workers.models.load import load_model, load_tokenizer
 from streamrl_workers.models.prepare import prepare
 from streamrl_workers.models.warm_up import take_survey, warm_up_pairs
 from streamrl_workers.tasks.dataset import open_dataset
+from support.supervised_jobs import supervised_job, write_rows
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 TINY = {
@@ -86,6 +87,15 @@ def test_whatever_shapes_the_model_changes_its_directory(tmp_path: Path) -> None
         spec_of(name="skewed-lengths.yaml"),
     ]
     assert len({prepared(spec, tmp_path)[0] for spec in changed}) == len(changed)
+
+
+def test_rows_that_earned_too_little_shape_no_model(tmp_path: Path) -> None:
+    write_rows(tmp_path, changed={0: {"completion": "nonsense"}})
+    job = supervised_job(rewardField="reward", minReward=1.0)
+    job["spec"]["model"] = {"scratch": TINY}
+    spec = parse_job(job).spec
+    directory = prepare(spec, cache_dir=tmp_path / "cache", base_dir=tmp_path, report=lambda _event: None)
+    assert "n" not in load_tokenizer(str(directory)).get_vocab()
 
 
 def test_a_format_function_that_changes_its_texts_changes_the_digest(tmp_path: Path, monkeypatch) -> None:

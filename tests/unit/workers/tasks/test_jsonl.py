@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from streamrl.errors import UserError
 from streamrl_workers.tasks.dataset import MixedDataset, open_dataset
-from support.task_jobs import make_task, write_lines
+from support.task_jobs import VERIFIER, make_task, write_lines
 
 
 def opened(base_dir: Path, *, seed: int = 0, **task: Any) -> MixedDataset:
@@ -122,6 +122,9 @@ def text(*, question, answer, metadata):
 def empty(*, question, answer, metadata):
     return {"prompt": "", "target": ""}
 
+def late(*, question, answer, metadata):
+    return {"prompt": question, "target": {0: answer, 2: answer}[metadata["level"]]}
+
 def half(*, question, answer, metadata):
     return {"prompt": "\\ud800", "target": ""}
 
@@ -141,3 +144,18 @@ def test_the_format_function_makes_prompt_and_target(tmp_path: Path, monkeypatch
     for name, text in (refused | {"half": "must be UTF-8", "half_target": "must be UTF-8"}).items():
         with pytest.raises(UserError, match=text):
             opened(tmp_path, dataset=lines, format={"function": f"formats_of_test:{name}"})
+
+
+def test_what_fails_later_is_named_where_the_mixture_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "formats_of_test.py").write_text(FORMATS)
+    lines = write_lines(tmp_path / "a.jsonl", count=9)
+    tasks = [
+        {"name": name, "dataset": lines, "rewards": [VERIFIER], "format": {"function": f"formats_of_test:{function}"}}
+        for name, function in (("first", "good"), ("second", "late"))
+    ]
+    dataset = opened(tmp_path, mixture=tasks)
+    with pytest.raises(UserError, match=r"raised KeyError") as refused:
+        for index in range(20):
+            dataset.item("train", index)
+    assert refused.value.field == "spec.task.mixture[1].format"
