@@ -2,7 +2,7 @@
 
 Owns: the order of things in one trainer process, the thread that hashes and announces versions. Does not own: how a step is computed
 (`engines/`), the conversation (`session.py`), files (`checkpoint.py`), serving weights. Runs in a thread of its own.
-Evaluation is the scheduler's, but for the loss of held-out rows, which come with the welcome.
+Evaluation is the scheduler's, but for the loss of held-out rows, which come behind the welcome.
 
 One step:
 1. take groups as they come; a micro-step starts when enough samples wait (in order: when that many tokens have come, whenever that is);
@@ -152,12 +152,13 @@ class StepLoop:
 
     def _run(self) -> None:
         welcome = self.session.wait_welcome()
-        self.attempt, self._batch_groups, self._held_out = welcome.attempt, welcome.batch_groups, welcome.held_out
+        self.attempt, self._batch_groups = welcome.attempt, welcome.batch_groups
         log.info("attempt %d begins at step %d of %d", self.attempt, self.version, self.steps)
         with Publishing(self.session, store=self.weights, offer=self.offer, attempt=self.attempt) as publishing:
             self._publish(publishing)
             if self.version < self.steps:
                 discard_export(self.store_dir / DIR_EXPORT, copies=self.copies)  # of a run that was to end before
+                self._held_out = self.session.wait_held_out()
             while self.version < self.steps:
                 self._step(publishing)
             publishing.wait()

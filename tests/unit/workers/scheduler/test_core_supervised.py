@@ -1,0 +1,69 @@
+"""Supervised jobs in the core: held-out rows reach the trainer behind its welcome, and nobody waits for generators that do not come."""
+
+from collections import deque
+
+import pytest
+
+from streamrl_workers.scheduler import held_out
+from support.core_events import joined
+from support.core_world import World
+
+
+def supervised(**changes) -> World:
+    """Its trainer has said hello; its attempt is durable, and no prompt has come."""
+    run = joined(generators=0, **{"supervised": True, "group_size": 1, "staleness": 0, **changes})
+    run.commit(len(run.unsynced))
+    return run
+
+
+def hear(run: World) -> list[str]:
+    """Kinds of what the trainer was told."""
+    kinds = [command.WhichOneof("command") for command in run.trainer.inbox]
+    while run.trainer.inbox:
+        run.deliver_trainer()
+    return kinds
+
+
+def deliver(run: World, split: str) -> None:
+    """The task pool answers what it was asked for of this split."""
+    run.prompts = deque(sorted(run.prompts, key=lambda need: need.split != split))
+    while run.prompts and run.prompts[0].split == split:
+        run.deliver_prompts()
+
+
+def test_a_new_trainer_is_welcome_before_its_held_out_rows_are_there() -> None:
+    run = supervised(evaluation_prompts=5)
+    assert run.trainer.inbox[0].welcome.held_out_samples == 5
+    assert "held_out" not in hear(run)
+    deliver(run, "held_out")
+    assert hear(run).count("held_out") == 1
+    assert len(run.trainer.held_out) == 5
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_over_every_connection_the_welcome_is_at_once_and_the_rows_follow(taken: int) -> None:
+    run = supervised(evaluation_prompts=2, evaluates=False)
+    for _ in range(20 * taken):
+        run.progress_once()
+    assert (run.trainer.step > 0) == bool(taken)
+    run.boot()
+    run.join_trainer()
+    assert run.trainer.inbox[0].HasField("welcome")
+    assert "held_out" not in hear(run)
+    deliver(run, "held_out")
+    assert hear(run).count("held_out") == 1
+    run.run_out()
+
+
+def test_rows_that_are_too_many_bytes_end_the_run_with_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_out, "MOST_BYTES", 10)
+    run = supervised(evaluation_prompts=2)
+    deliver(run, "held_out")
+    assert run.failed.startswith("spec.task.evaluation.maxPrompts: the held-out rows must have at most 10 bytes")
+
+
+def test_a_job_of_another_kind_has_no_rows() -> None:
+    run = supervised(supervised=False, evaluation_prompts=2)
+    deliver(run, "held_out")
+    assert run.trainer.inbox[0].welcome.held_out_samples == 0
+    assert "held_out" not in hear(run)
