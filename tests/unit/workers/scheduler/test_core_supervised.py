@@ -5,6 +5,7 @@ from collections import deque
 import pytest
 
 from streamrl_workers.scheduler import held_out
+from streamrl_workers.scheduler.evaluation import PATIENCE_LEASES
 from support.core_events import joined
 from support.core_world import World
 
@@ -67,3 +68,17 @@ def test_a_job_of_another_kind_has_no_rows() -> None:
     deliver(run, "held_out")
     assert run.trainer.inbox[0].welcome.held_out_samples == 0
     assert "held_out" not in hear(run)
+
+
+def test_an_evaluation_that_no_generator_makes_counts_as_failed_and_training_goes_on() -> None:
+    run = supervised(evaluation_prompts=2)
+    for _ in range(20):
+        run.progress_once()
+    assert run.trainer.step == 0
+    run.do(run.core.tick(run.now_s))
+    run.now_s += (PATIENCE_LEASES + 1) * run.job.lease_s
+    run.do(run.core.tick(run.now_s))
+    for _ in range(20):
+        run.progress_once()
+    assert run.trainer.step == run.job.evaluation_interval
+    assert run.core.last_evaluation.failed == 2
