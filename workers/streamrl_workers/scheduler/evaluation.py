@@ -352,11 +352,18 @@ class Announcer:
     def published(self, name: pb.VersionName, *, address: str) -> None:
         """The trainer serves this version."""
         self.changed()
+        if self._only_due:
+            self._published = {step: entry for step, entry in self._published.items() if self._is_wanted(step)}
         if self.announced is None or name.step >= self.announced[1]:
             self._published[name.step] = (name, address)
         for generator in self._fleet:
             if generator.told == (name.attempt, name.step) != generator.version:
                 generator.told = None  # the trainer may be somewhere else now
+
+    def _is_wanted(self, step: int) -> bool:
+        """Whether somebody may be told of this version, or was."""
+        told = [self.announced, *(generator.told for generator in self._fleet)]
+        return self._evaluator.due(step) or any(version is not None and version[1] == step for version in told)
 
     def hash_of(self, step: int) -> bytes:
         """Of the version that the trainer serves as `step`; empty: there is none."""

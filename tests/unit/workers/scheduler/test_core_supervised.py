@@ -4,10 +4,13 @@ from collections import deque
 
 import pytest
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import held_out
-from streamrl_workers.scheduler.evaluation import PATIENCE_LEASES
+from streamrl_workers.scheduler.components import make_components
+from streamrl_workers.scheduler.evaluation import PATIENCE_LEASES, Announcer
+from streamrl_workers.scheduler.records import Recovered
 from support.core_events import joined
-from support.core_world import World
+from support.core_world import World, settings
 
 
 def supervised(**changes) -> World:
@@ -82,3 +85,13 @@ def test_an_evaluation_that_no_generator_makes_counts_as_failed_and_training_goe
         run.progress_once()
     assert run.trainer.step == run.job.evaluation_interval
     assert run.core.last_evaluation.failed == 2
+
+
+def test_versions_that_nobody_is_to_have_are_forgotten_but_for_the_newest() -> None:
+    job = settings(supervised=True, group_size=1, staleness=0, evaluates=False)
+    parts = make_components(job, Recovered(), first_lease=1, lengths=None, curves=None)
+    announcer = Announcer(parts.outbox, fleet=parts.fleet, evaluator=parts.evaluator, only_due=True)
+    for step in range(100):
+        announcer.published(pb.VersionName(attempt=1, step=step, hash=b"h"), address="h:1")
+        announcer.advance(recorded_steps=step)
+    assert [step for step in range(100) if announcer.hash_of(step)] == [99]
