@@ -33,6 +33,7 @@ from typing import Self, TypeVar
 from streamrl.errors import UserError
 from streamrl.keys import DIR_EXPORT
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.rljob import RLJobSpec
 from streamrl_workers.metrics.bubbles import Recorder, WallState, idle
 from streamrl_workers.stream.digests import History
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
@@ -52,6 +53,19 @@ Offer = Callable[..., bool]
 def _in_store(_version: pb.VersionName, *, ended: Callable[[], bool]) -> bool:
     """Who is served from the store itself can have it."""
     return True
+
+
+def offer_of(spec: RLJobSpec, *, server: Offer) -> Offer:
+    """Versions that no generator is told of stay in the store. A supervised job's generators are told of those that they evaluate."""
+    interval_steps, steps = spec.task.evaluation.interval_steps, spec.pipeline.steps
+
+    def offer(version: pb.VersionName, *, ended: Callable[[], bool]) -> bool:
+        is_evaluated = version.step % interval_steps == 0 or version.step >= steps
+        return (server if is_evaluated else _in_store)(version, ended=ended)
+
+    if not spec.generators:
+        return _in_store
+    return server if spec.algorithm.supervised is None else offer
 
 
 log = logging.getLogger(__name__)
