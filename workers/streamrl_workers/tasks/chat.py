@@ -197,7 +197,7 @@ class Demonstrations:
         tokens = [*said, self._tokenizer.eos_token_id][: self._max_tokens]
         text = answer
         if len(said) > len(tokens):  # as an engine says them
-            text = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            text = str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
         if not read:
             raise UserError(field=DATASET_FIELD, rule=f"{place}: the prompt has no tokens", got=prompt)
         if self._positions is not None and len(read) + len(tokens) > self._positions:
