@@ -42,6 +42,7 @@ class SimTrainer:
     connected: bool = True
     credit: int = 1_000_000
     idle: str = ""
+    held_out: Sequence[pb.Sample] = ()
     owed: int = 0
     """Bytes of groups that it has taken and not yet paid for."""
 

@@ -330,10 +330,8 @@ class World:
         command = trainer.inbox.popleft()
         match command.WhichOneof("command"):
             case "welcome":
-                trainer.attempt, trainer.welcomed = command.welcome.attempt, True
+                trainer.attempt, trainer.welcomed, trainer.owed = command.welcome.attempt, True, 0
                 assert command.welcome.batch_groups == self.job.batch_groups
-                check_held_out(command.welcome.held_out, job=self.job)
-                trainer.owed = 0
                 self.do(self.core.credit(trainer.credit))
                 self.publish()
             case "group":
@@ -344,6 +342,8 @@ class World:
             case "step_recorded":
                 if trainer.unrecorded is not None and command.step_recorded.step == trainer.unrecorded.step:
                     trainer.unrecorded = None
+            case "held_out":
+                trainer.held_out = check_held_out(command.held_out.samples, job=self.job)
             case "idle":
                 trainer.idle = command.idle.cause
             case "restart":

@@ -510,7 +510,7 @@ class TrainerHeartbeat(_message.Message):
     def __init__(self, bubble_seconds: _Optional[_Mapping[str, float]] = ..., wall_seconds: _Optional[float] = ...) -> None: ...
 
 class TrainerCommand(_message.Message):
-    __slots__ = ("welcome", "group", "step_recorded", "journal_synced", "idle", "stop", "restart")
+    __slots__ = ("welcome", "group", "step_recorded", "journal_synced", "idle", "stop", "restart", "held_out")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     GROUP_FIELD_NUMBER: _ClassVar[int]
     STEP_RECORDED_FIELD_NUMBER: _ClassVar[int]
@@ -518,6 +518,7 @@ class TrainerCommand(_message.Message):
     IDLE_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
+    HELD_OUT_FIELD_NUMBER: _ClassVar[int]
     welcome: TrainerWelcome
     group: Group
     step_recorded: StepRecorded
@@ -525,19 +526,26 @@ class TrainerCommand(_message.Message):
     idle: Idle
     stop: Stop
     restart: Restart
-    def __init__(self, welcome: _Optional[_Union[TrainerWelcome, _Mapping]] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., step_recorded: _Optional[_Union[StepRecorded, _Mapping]] = ..., journal_synced: _Optional[_Union[JournalSynced, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ...) -> None: ...
+    held_out: HeldOut
+    def __init__(self, welcome: _Optional[_Union[TrainerWelcome, _Mapping]] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., step_recorded: _Optional[_Union[StepRecorded, _Mapping]] = ..., journal_synced: _Optional[_Union[JournalSynced, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., held_out: _Optional[_Union[HeldOut, _Mapping]] = ...) -> None: ...
 
 class TrainerWelcome(_message.Message):
-    __slots__ = ("attempt", "batch_groups", "lease_seconds", "held_out")
+    __slots__ = ("attempt", "batch_groups", "lease_seconds", "held_out_samples")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BATCH_GROUPS_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    HELD_OUT_FIELD_NUMBER: _ClassVar[int]
+    HELD_OUT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     batch_groups: int
     lease_seconds: float
-    held_out: _containers.RepeatedCompositeFieldContainer[Sample]
-    def __init__(self, attempt: _Optional[int] = ..., batch_groups: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., held_out: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
+    held_out_samples: int
+    def __init__(self, attempt: _Optional[int] = ..., batch_groups: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., held_out_samples: _Optional[int] = ...) -> None: ...
+
+class HeldOut(_message.Message):
+    __slots__ = ("samples",)
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    samples: _containers.RepeatedCompositeFieldContainer[Sample]
+    def __init__(self, samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("group_id", "step", "samples", "size_bytes", "more")

@@ -67,7 +67,7 @@ class Core:
         self._components.fleet.epoch_s = epoch_s
         self._outbox = self._components.outbox
         self._held_out = HeldOutSamples(settings)
-        self._feed = TrainerFeed(self._components, recovered, held_out=self._held_out.samples)
+        self._feed = TrainerFeed(self._components, recovered, held_out=self._held_out)
         self._announcer = Announcer(
             self._outbox,
             fleet=self._components.fleet,
@@ -142,8 +142,8 @@ class Core:
             else:
                 self._components.planner.arrived(prompt)
                 self._components.lifecycle.lengths.expect(prompt.text)
-        for hello in self._held_out.take_waiting():
-            self._join(hello)
+        if self._held_out.fault:
+            self._fail(self._held_out.fault)
         return self._settle()
 
     def prompts_ranked(self, scores: Mapping[int, float]) -> list[Effect]:
@@ -271,19 +271,17 @@ class Core:
 
         After every Welcome the trainer says Credit and Published (of its own version) again.
         """
-        if not (self._ended or self._held_out.keeps_waiting(hello)):
+        if not self._ended:
             self._join(hello)
         return self._settle()
 
     def trainer_left(self) -> list[Effect]:
         """The link is closed."""
-        self._held_out.keeps_waiting(None)
         self._feed.left()
         return self._settle()
 
     def _join(self, hello: pb.TrainerHello) -> None:
         try:
-            self._held_out.check()
             if self._feed.knows(hello):
                 self._feed.resume(hello)
             else:

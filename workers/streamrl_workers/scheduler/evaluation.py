@@ -13,7 +13,8 @@ announced only
 generators at exactly that version, pinned. It is no part of the groups' life: nothing of it is journaled but the
 result, an unfinished one is done again.
     due: version 0, every `evaluation_interval` steps, and the last, unless already done.
-    deadline: PATIENCE_LEASES leases in which no sample at all gains a token; what is missing then counts as failed.
+    deadline: PATIENCE_LEASES leases in which no sample at all gains a token; what is missing then counts as failed. Without generators it
+    runs in supervised jobs alone: their trainer waits.
 """
 
 from collections import Counter, deque
@@ -101,6 +102,7 @@ class Evaluator:
         if prompt.index in self._prompts or not prompt.index < self._settings.evaluation_prompts:
             return
         self._prompts[prompt.index] = prompt.text
+        self._progressed = True
         if self.version is not None and not self._writing:
             self._waiting.extend((prompt.index, answer) for answer in self._answers)
 
@@ -243,7 +245,8 @@ class Evaluator:
 
     def tick(self, now_s: float) -> None:
         """Give up what has made no progress for too long while somebody could have made it."""
-        if self._progressed or self._progress_s is None or not len(self._fleet):
+        could_be_made = len(self._fleet) or self._settings.supervised  # a supervised job's trainer waits for this
+        if self._progressed or self._progress_s is None or not could_be_made:
             self._progressed = False
             self._progress_s = now_s
         elif self.version is not None and not self._writing and now_s - self._progress_s > self._patience_s:
@@ -349,11 +352,18 @@ class Announcer:
     def published(self, name: pb.VersionName, *, address: str) -> None:
         """The trainer serves this version."""
         self.changed()
+        if self._only_due:
+            self._published = {step: entry for step, entry in self._published.items() if self._is_wanted(step)}
         if self.announced is None or name.step >= self.announced[1]:
             self._published[name.step] = (name, address)
         for generator in self._fleet:
             if generator.told == (name.attempt, name.step) != generator.version:
                 generator.told = None  # the trainer may be somewhere else now
+
+    def _is_wanted(self, step: int) -> bool:
+        """Whether somebody may be told of this version, or was."""
+        told = [self.announced, *(generator.told for generator in self._fleet)]
+        return self._evaluator.due(step) or any(version is not None and version[1] == step for version in told)
 
     def hash_of(self, step: int) -> bytes:
         """Of the version that the trainer serves as `step`; empty: there is none."""

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
-from types import MappingProxyType
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.components import SchedulerComponents, StepSummary, TaskSummary
@@ -20,6 +19,7 @@ from streamrl_workers.scheduler.effects import DeliverGroup
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState
 from streamrl_workers.scheduler.groups.staleness import batch_complete
 from streamrl_workers.scheduler.groups.table import Group
+from streamrl_workers.scheduler.held_out import HeldOutSamples
 from streamrl_workers.scheduler.records import (
     AttemptStarted,
     Checkpointed,
@@ -41,14 +41,8 @@ class HistoryError(Exception):
 class TrainerFeed:
     """The link to the trainer."""
 
-    def __init__(
-        self,
-        parts: SchedulerComponents,
-        recovered: Recovered,
-        *,
-        held_out: Mapping[int, pb.Sample] = MappingProxyType({}),
-    ) -> None:
-        """`held_out`: rows that the welcome brings, by index."""
+    def __init__(self, parts: SchedulerComponents, recovered: Recovered, *, held_out: HeldOutSamples) -> None:
+        """`held_out`: rows that the trainer gets over each connection."""
         self._settings = parts.settings
         self._outbox = parts.outbox
         self._groups = parts.groups
@@ -69,6 +63,8 @@ class TrainerFeed:
         self._delivered: dict[int, None] = {}
         """Groups of the current step that the trainer holds, in order."""
         self._held_out = held_out
+        self._held_out_told = False
+        """Over this connection."""
         self.is_held_by: Callable[[int], bool] = lambda step: False
         """Whether a supervised job's trainer waits with this step: generators are to evaluate the weights that it begins with."""
         self._ready = ReadyGroups()
@@ -106,7 +102,10 @@ class TrainerFeed:
 
     def deliver(self) -> None:
         """Send what may be sent: in the order of scoring as far as the staleness rule allows, or in the order of the groups' numbers."""
-        if not (self._connected and self._durable) or self._recording or self.step >= self._settings.steps:
+        if not (self._connected and self._durable):
+            return
+        self._tell_held_out()
+        if self._recording or self.step >= self._settings.steps:
             return
         if self._is_held:
             self._tell_idle()
@@ -185,6 +184,11 @@ class TrainerFeed:
             self.scored(group)
             if self._first_undelivered is not None:
                 self._first_undelivered = min(self._first_undelivered, group.group_id)
+
+    def _tell_held_out(self) -> None:
+        if not self._held_out_told and (message := self._held_out.message()) is not None:
+            self._held_out_told = True
+            self._outbox.to_trainer(pb.TrainerCommand(held_out=message))
 
     def _tell_idle(self) -> None:
         if self.repeating or not self._window.room:
@@ -310,7 +314,7 @@ class TrainerFeed:
 
     def left(self) -> None:
         """The link is broken; what the trainer held it may still hold."""
-        self._connected = False
+        self._connected = self._held_out_told = False
         self._credit = self._largest_credit = 0
         self._idle_cause = ""
 
@@ -410,7 +414,7 @@ class TrainerFeed:
             attempt=self.attempt,
             batch_groups=self._settings.batch_groups,
             lease_seconds=self._settings.lease_s,
-            held_out=[sample for _, sample in sorted(self._held_out.items())],
+            held_out_samples=self._held_out.wanted,
         )
         self._outbox.to_trainer(pb.TrainerCommand(welcome=welcome))
 

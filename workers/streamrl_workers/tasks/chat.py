@@ -197,6 +197,9 @@ class Demonstrations:
         read = self._tokens(prompt, special=self._special, place=place)
         said = self._tokens(answer, special=False, place=place)
         tokens = [*said, self._tokenizer.eos_token_id][: self._max_tokens]
+        text = answer
+        if len(said) > len(tokens):  # as an engine says them
+            text = str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
         if not read:
             raise UserError(field=DATASET_FIELD, rule=f"{place}: the prompt has no tokens", got=prompt)
         if self._positions is not None and len(read) + len(tokens) > self._positions:
@@ -204,7 +207,7 @@ class Demonstrations:
             fix = "leave it out or lower spec.task.sampling.maxTokens"
             raise UserError(field=DATASET_FIELD, rule=rule, got=f"{len(read)} + {len(tokens)}", fix=fix)
         return Demonstration(
-            text=answer,
+            text=text,
             prompt_tokens=pack_int32(read),
             tokens=pack_int32(tokens),
             truncated=len(said) >= self._max_tokens,

@@ -44,7 +44,7 @@ from streamrl_workers.trainer.scheduler_connection import SchedulerConnection
 from streamrl_workers.trainer.session import Session
 from streamrl_workers.trainer.settings import TrainerSettings, read_settings
 from streamrl_workers.trainer.status import TrainerStatus
-from streamrl_workers.trainer.step_loop import StepLoop, run_in_thread
+from streamrl_workers.trainer.step_loop import StepLoop, offer_of, run_in_thread
 from streamrl_workers.weights.delta_chains import DeltaStore
 from streamrl_workers.weights.store import WeightStore
 from streamrl_workers.weights.transports import TRANSPORTS, ServerSetup, WeightServer
@@ -209,7 +209,7 @@ def _prepare(
         ),
         checkpoints=checkpoints,
         weights=weights,
-        offer=server.offer,
+        offer=offer_of(spec, server=server.offer),
         recorder=status.recorder,
         history=history,
         steps=spec.pipeline.steps,

@@ -60,6 +60,7 @@ class Session:
         self._syncing: int | None = None
         self._synced = step
         self._welcome: pb.TrainerWelcome | None = None
+        self._held_out: Sequence[pb.Sample] = ()
         self._listening = False
         self._silent_since_s = time.monotonic()
         self._cause = "no_samples"
@@ -87,6 +88,8 @@ class Session:
         with self._changed:
             if kind == "welcome":
                 self._welcomed(command.welcome, send)
+            elif kind == "held_out":
+                self._held_out = command.held_out.samples
             elif kind == "group":
                 self._arrived(command.group)
             elif kind == "step_recorded":
@@ -152,6 +155,16 @@ class Session:
         self._wait(lambda: self._welcome is not None, what="the scheduler's welcome", until_terminated=True)
         assert self._welcome is not None, "waited for it"
         return self._welcome
+
+    def wait_held_out(self) -> Sequence[pb.Sample]:
+        """The rows whose loss is measured, behind the first welcome. To make them may take long: the wait ends with the connection, which has
+        a deadline."""
+        with self._changed:
+            assert self._welcome is not None, "they come behind it"
+            while len(self._held_out) < self._welcome.held_out_samples:
+                self._raise_ending(until_terminated=True)
+                self._changed.wait()
+            return self._held_out
 
     def poll(self) -> list[pb.Group]:
         """The groups that have come, maybe none. Raises what ended the session."""

@@ -2,7 +2,7 @@
 
 Owns: the order of things in one trainer process, the thread that hashes and announces versions. Does not own: how a step is computed
 (`engines/`), the conversation (`session.py`), files (`checkpoint.py`), serving weights. Runs in a thread of its own.
-Evaluation is the scheduler's, but for the loss of held-out rows, which come with the welcome.
+Evaluation is the scheduler's, but for the loss of held-out rows, which come behind the welcome.
 
 One step:
 1. take groups as they come; a micro-step starts when enough samples wait (in order: when that many tokens have come, whenever that is);
@@ -33,6 +33,7 @@ from typing import Self, TypeVar
 from streamrl.errors import UserError
 from streamrl.keys import DIR_EXPORT
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.rljob import RLJobSpec
 from streamrl_workers.metrics.bubbles import Recorder, WallState, idle
 from streamrl_workers.stream.digests import History
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
@@ -52,6 +53,19 @@ Offer = Callable[..., bool]
 def _in_store(_version: pb.VersionName, *, ended: Callable[[], bool]) -> bool:
     """Who is served from the store itself can have it."""
     return True
+
+
+def offer_of(spec: RLJobSpec, *, server: Offer) -> Offer:
+    """Versions that no generator is told of stay in the store. A supervised job's generators are told of those that they evaluate."""
+    interval_steps, steps = spec.task.evaluation.interval_steps, spec.pipeline.steps
+
+    def offer(version: pb.VersionName, *, ended: Callable[[], bool]) -> bool:
+        is_evaluated = version.step % interval_steps == 0 or version.step >= steps
+        return (server if is_evaluated else _in_store)(version, ended=ended)
+
+    if not spec.generators:
+        return _in_store
+    return server if spec.algorithm.supervised is None else offer
 
 
 log = logging.getLogger(__name__)
@@ -152,12 +166,13 @@ class StepLoop:
 
     def _run(self) -> None:
         welcome = self.session.wait_welcome()
-        self.attempt, self._batch_groups, self._held_out = welcome.attempt, welcome.batch_groups, welcome.held_out
+        self.attempt, self._batch_groups = welcome.attempt, welcome.batch_groups
         log.info("attempt %d begins at step %d of %d", self.attempt, self.version, self.steps)
         with Publishing(self.session, store=self.weights, offer=self.offer, attempt=self.attempt) as publishing:
             self._publish(publishing)
             if self.version < self.steps:
                 discard_export(self.store_dir / DIR_EXPORT, copies=self.copies)  # of a run that was to end before
+                self._held_out = self.session.wait_held_out()
             while self.version < self.steps:
                 self._step(publishing)
             publishing.wait()

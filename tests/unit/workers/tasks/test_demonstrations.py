@@ -62,6 +62,12 @@ def test_a_long_answer_is_cut_and_has_no_end(base: Path) -> None:
     assert {one.text: one.truncated for one in found} == {one.text: len(one.text) >= 2 for one in found}
 
 
+def test_the_text_of_a_cut_answer_is_that_of_its_tokens(base: Path) -> None:
+    rows = opened(base, max_tokens=1)
+    for index in range(10):
+        assert shown(rows, index).text == rows.item("train", index).target[:1]
+
+
 @pytest.mark.parametrize("dataset", [JSONL, PARQUET], ids=["jsonl", "parquet"])
 def test_rows_that_earned_less_are_in_neither_split(dataset: dict[str, Any], base: Path) -> None:
     rows = opened(base, dataset=dataset, rewardField="reward", minReward=1.0)

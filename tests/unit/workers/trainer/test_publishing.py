@@ -7,9 +7,10 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.object_store import StoreUnavailableError
 from streamrl_workers.trainer.engines.engine import RetryError
 from streamrl_workers.trainer.session import Session
-from streamrl_workers.trainer.step_loop import Publishing
+from streamrl_workers.trainer.step_loop import Publishing, offer_of
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.store import WeightStore
+from support.trainer_groups import trainer_spec
 
 TENSORS = {"w": TensorBytes("uint8", (4,), memoryview(b"abcd"))}
 
@@ -48,3 +49,24 @@ def test_a_process_that_is_to_end_announces_no_version_that_is_not_there() -> No
         publishing.begin(0, TENSORS)
         publishing.wait()
         assert publishing.newest_hash == store.versions()[0].hash
+
+
+@pytest.mark.parametrize(
+    ("rule", "generators", "expected"),
+    [("grpo", True, [*range(11)]), ("supervised", True, [0, 10]), ("supervised", False, [])],
+)
+def test_only_versions_that_generators_are_told_of_are_offered(
+    rule: str, generators: bool, expected: list[int]
+) -> None:
+    spec = trainer_spec(rule=rule, steps=10)
+    spec = spec if generators else spec.model_copy(update={"generators": []})
+    assert spec.task.evaluation.interval_steps >= 10
+    asked: list[int] = []
+
+    def server(version: pb.VersionName, *, ended: object) -> bool:
+        asked.append(version.step)
+        return True
+
+    offer = offer_of(spec, server=server)
+    assert all(offer(pb.VersionName(step=step), ended=lambda: False) for step in range(11))
+    assert asked == expected

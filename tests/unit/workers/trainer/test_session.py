@@ -176,3 +176,29 @@ def test_the_first_ending_counts():
     wire.session.end(RetryError("second"))
     with pytest.raises(StoppedError, match="first"):
         wire.session.wait_stop()
+
+
+def test_held_out_rows_may_come_before_they_are_waited_for_and_after_a_break():
+    wire = Wire()
+    rows = [pb.Sample(group_id=number) for number in range(2)]
+    welcome = pb.TrainerWelcome(attempt=1, batch_groups=2, held_out_samples=2)
+    wire.get(welcome=welcome)
+    wire.session.disconnected()
+    wire.get(welcome=welcome)
+    wire.get(held_out=pb.HeldOut(samples=rows))
+    assert list(wire.session.wait_held_out()) == rows
+
+
+def test_the_wait_for_held_out_rows_ends_with_the_session():
+    wire = Wire()
+    wire.get(welcome=pb.TrainerWelcome(attempt=1, batch_groups=2, held_out_samples=2))
+    wire.session.terminate()
+    with pytest.raises(TerminatedError):
+        wire.session.wait_held_out()
+    assert list(_no_rows().wait_held_out()) == []
+
+
+def _no_rows() -> Session:
+    wire = Wire()
+    wire.connect()
+    return wire.session
