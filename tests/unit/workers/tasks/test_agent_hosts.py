@@ -17,7 +17,7 @@ from streamrl_workers.scheduler.records import Dropped
 from streamrl_workers.scheduler.server.executor import Executor
 from streamrl_workers.scheduler.server.lifetime import ExitDecision
 from streamrl_workers.tasks import agent_hosts
-from streamrl_workers.tasks.agent_hosts import MAX_LOSSES, AgentHosts, HostedItem
+from streamrl_workers.tasks.agent_hosts import MAX_LOSSES, MAX_LOSSES_UNSTARTED, AgentHosts, HostedItem
 from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, ScoreSample, TaskPoolError
 from streamrl_workers.tasks.worker_slots import WorkItem
@@ -191,6 +191,18 @@ async def test_a_request_that_loses_host_after_host_has_failed() -> None:
     assert (hosts.all.asked_again, hosts.all.waits) == (2 * MAX_LOSSES, 2 * MAX_LOSSES + 1)
     assert (request, row["kind"]) == (turn(0), "died")
     assert str(MAX_LOSSES) in row["error"]
+
+
+async def test_a_request_that_ends_each_host_before_it_starts_has_failed() -> None:
+    hosts = Hosts()
+    hosts.join("a")
+    hosts.ask(turn(0))
+    for _ in range(MAX_LOSSES_UNSTARTED):
+        assert hosts.done == []
+        hosts.all.left("a")
+        hosts.join("a")
+    ((_, row),) = hosts.done
+    assert (row["kind"], str(MAX_LOSSES_UNSTARTED) in row["error"]) == ("died", True)
 
 
 def pool_with_hosts(base_dir: Path) -> tuple[TaskPool, AgentHosts]:
