@@ -65,7 +65,7 @@ class HostedItem:
     work: WorkItem
     item: str
     """JSON."""
-    since_s: float = 0.0
+    since_s: float
     """When it began to wait for a place."""
     started: bool = False
     """Whether a program works on it: then the end of its host may be its doing."""
@@ -153,7 +153,7 @@ class AgentHosts:
 
     def ask(self, work: WorkItem, *, item: str) -> None:
         """Have a prompt made or a turn answered."""
-        self._line(HostedItem(work=work, item=item))
+        self._line(HostedItem(work=work, item=item, since_s=asyncio.get_running_loop().time()))
         self._dispatch()
 
     def started(self, name: str, number: int) -> None:
@@ -182,7 +182,6 @@ class AgentHosts:
 
     def _line(self, asked: HostedItem, *, first: bool = False) -> None:
         """Put it where it waits; `first`: it has waited already."""
-        asked.since_s = asyncio.get_running_loop().time()
         home = self._homes.get(asked.key) if asked.key is not None else None
         if home is None and asked.key is not None and (maker := self._taken(asked.place)) is not None:
             home = None if maker.leaving else maker
@@ -284,7 +283,7 @@ class AgentHosts:
         for asked in reversed(had):
             asked.work.deaths += asked.started and not host.leaving
             asked.unstarted_losses += not asked.started and not host.leaving
-            asked.started = False
+            asked.started, asked.since_s = False, asyncio.get_running_loop().time()
             if asked.work.deaths >= MAX_LOSSES or asked.unstarted_losses >= MAX_LOSSES_UNSTARTED:
                 losses = asked.work.deaths + asked.unstarted_losses
                 self._finish(asked.work, failure("died", f"agent: {losses} agent hosts were lost with it"))

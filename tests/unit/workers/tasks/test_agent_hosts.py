@@ -176,6 +176,23 @@ async def test_a_host_that_leaves_gets_nothing_more_and_is_nobodys_death() -> No
     assert hosts.samples("b") == [0, 1]
 
 
+async def test_a_turn_that_waited_with_a_host_that_leaves_has_waited_since_it_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts, now_s = Hosts(), 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+    hosts.join("a")
+    hosts.ask(turn(0))
+    hosts.answer("a")
+    hosts.ask(prompt(5), prompt(6), turn(0, turns=2))
+    assert hosts.all.numbers["waiting"] == 1, "with its host"
+    now_s = 10.0
+    hosts.all.leaving("a")
+    now_s = 15.0
+    hosts.join("b")
+    assert (hosts.samples("b"), hosts.all.waited_s) == ([0], 15.0)
+
+
 async def test_a_request_that_loses_host_after_host_has_failed() -> None:
     hosts = Hosts()
     hosts.join("a")
