@@ -94,6 +94,14 @@ def test_older_versions_stay_as_long_as_a_pull_may_take_and_then_go(url: str, ru
         pulls(address, old)
 
 
+def test_a_directory_that_is_not_mounted_here_is_told_and_not_taken_for_a_version_that_is_gone(tmp_path: Path) -> None:
+    away = FolderTrainer(str(tmp_path), run="run")
+    version = away.publish(1)
+    with pytest.raises(WeightsError, match=r"refused: spec.weights.folder.url: is not mounted here, got") as told:
+        pulls(str(tmp_path / "elsewhere/run/weights"), version)
+    assert not isinstance(told.value, VersionGoneError)
+
+
 def test_no_more_old_versions_are_kept_than_a_bound(url: str, run: str) -> None:
     trainer = FolderTrainer(url, run=run)
     versions = [trainer.publish(step) for step in range(12)]

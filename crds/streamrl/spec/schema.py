@@ -22,7 +22,7 @@ from streamrl.spec.base import (
 from streamrl.spec.pod import LABEL_PATTERN
 from streamrl.spec.rljob import RLJob
 from streamrl.spec.task import CIDR_PATTERN
-from streamrl.spec.tasks.rewards import VARIABLE_PATTERN
+from streamrl.spec.tasks.rewards import COMPLETION_PATTERN, VARIABLE_PATTERN
 from streamrl.spec.trackers import PROJECT_PATTERN, SERVER_PATTERN
 from streamrl.spec.volumes import OBJECT_PATTERN, PATH_PATTERN, QUANTITY_PATTERN, SUB_PATH_PATTERN
 
@@ -46,6 +46,7 @@ _PATTERNS = {
     PROJECT_PATTERN: "a name (letters, digits, '-', '_' and '.', beginning with a letter or digit)",
     CIDR_PATTERN: "a block of addresses (such as 10.0.0.0/16)",
     SERVER_PATTERN: "an address without user and password (http:// or https://)",
+    COMPLETION_PATTERN: "a text with {completion}",
     VARIABLE_PATTERN: "REWARD_TOKEN or REWARD_TOKEN_NAME (capital letters, digits and '_')",
 }
 _UNITS = {

@@ -135,11 +135,15 @@ class ChildProcess:
         self._watch.cancel()
         self.transport.abort()
         reaping = asyncio.create_task(asyncio.to_thread(_reap, self._process), name="reap-child")
-        try:
-            await asyncio.shield(reaping)
-        except asyncio.CancelledError:
-            await reaping
-            raise
+        cancelled: asyncio.CancelledError | None = None
+        while not reaping.done():
+            try:
+                await asyncio.wait({reaping})
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        reaping.result()
 
 
 def _reap(process: "subprocess.Popen[bytes]") -> None:

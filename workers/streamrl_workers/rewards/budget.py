@@ -21,7 +21,8 @@ class SampleBudget:
         self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         text = os.pread(self._file, 64, 0)
         if text and not text.strip().isdigit():
-            raise UserError(field=str(file), rule="must hold the number of samples sent", got=text)
+            fix = "write the number into it, or delete it to count from 0"
+            raise UserError(field=str(file), rule="must hold the number of samples sent", got=text, fix=fix)
         self._sent = int(text or 0)
 
     def take(self) -> None:

@@ -118,8 +118,10 @@ class _Chat:
 
     def body(self, sample: str) -> str:
         """The request; greedy, so that the same sample is judged alike."""
-        told = json.loads(sample)
-        text = re.sub(r"\{(prompt|completion|answer)\}", lambda found: str(told[found[1]]), self._options.prompt)
+        told = {
+            name: "" if value is None else str(value) for name, value in json.loads(sample).items()
+        }  # no reference: nothing
+        text = re.sub(r"\{(prompt|completion|answer)\}", lambda found: told[found[1]], self._options.prompt)
         messages = [{"role": "user", "content": text}]
         return json.dumps({"model": self._options.model, "messages": messages, "temperature": 0})
 

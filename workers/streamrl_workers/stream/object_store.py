@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -28,7 +29,8 @@ _PASSING = ("ExpiredToken", "RequestTimeTooSkewed")
 """Codes of S3 that s3fs tells as a right that is missing."""
 _OF_THE_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES))
 """No library here tells these numbers of its store."""
-_PROBE = ".streamrl-probe"
+_PROBE = ".streamrl-probe-"
+"""Begins the names of objects that probes write and delete."""
 _PARTIAL = ".partial"
 """Ends the name of a file of a disk that is being written."""
 _BLOCK_BYTES = 32 * 2**20
@@ -156,10 +158,11 @@ class ObjectFolder:
         return "file" in self.files.protocol
 
     def probe(self) -> None:
-        """Write and delete a small object: a mistake shows before the first step, not after hours."""
+        """Write and delete a small object, which others do here too: a mistake shows before the first step, not after hours."""
+        path = f"{self.path}/{_PROBE}{uuid.uuid4().hex}"
         with self._door("write"):
-            self.files.pipe_file(f"{self.path}/{_PROBE}", b"")
-            self.files.rm_file(f"{self.path}/{_PROBE}")
+            self.files.pipe_file(path, b"")
+            self.files.rm_file(path)
 
     def names(self, patterns: tuple[str, ...] = ("*",)) -> list[str]:
         """Of the objects below it that match; one that leaves the folder is refused."""

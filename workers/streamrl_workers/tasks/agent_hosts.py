@@ -8,7 +8,8 @@
 Owns the queue, the hosts that are known, and who plays what. Does no I/O but by `send`.
 
 Invariants:
-- A request ends exactly once, by `finish`. What a host that is gone had is asked elsewhere; what it had started, `MAX_LOSSES` times at most.
+- A request ends exactly once, by `finish`. What a host that is gone had is asked elsewhere; what it had started, `MAX_LOSSES` times at most; what it had
+  not started, `MAX_LOSSES_UNSTARTED` times.
 - A host has `sessions` requests at most. What has no place waits here, turns before prompts.
 - A session stays with its host. A new one goes to the host that has made its item's prompt, else to the one with fewest sessions.
 - A link whose connection breaks and comes back has lost nothing: it is asked all again under the same numbers.
@@ -30,6 +31,8 @@ from streamrl_workers.tasks.worker_slots import Finish, WorkItem
 
 MAX_LOSSES = 3
 """Hosts that a request may lose: what it does may be why they are gone."""
+MAX_LOSSES_UNSTARTED = 10 * MAX_LOSSES
+"""Before a program works on it: most of these hosts are gone for another reason, yet one request may end each in its first moment."""
 RESUME_S = 30.0
 """In which a link comes back after its connection broke; later its requests are others'."""
 LOOK_S = 30.0
@@ -62,10 +65,12 @@ class HostedItem:
     work: WorkItem
     item: str
     """JSON."""
-    since_s: float = 0.0
+    since_s: float
     """When it began to wait for a place."""
     started: bool = False
     """Whether a program works on it: then the end of its host may be its doing."""
+    unstarted_losses: int = 0
+    """Hosts that were lost with it before."""
 
     @property
     def key(self) -> SampleKey | None:
@@ -148,7 +153,7 @@ class AgentHosts:
 
     def ask(self, work: WorkItem, *, item: str) -> None:
         """Have a prompt made or a turn answered."""
-        self._line(HostedItem(work=work, item=item))
+        self._line(HostedItem(work=work, item=item, since_s=asyncio.get_running_loop().time()))
         self._dispatch()
 
     def started(self, name: str, number: int) -> None:
@@ -177,7 +182,6 @@ class AgentHosts:
 
     def _line(self, asked: HostedItem, *, first: bool = False) -> None:
         """Put it where it waits; `first`: it has waited already."""
-        asked.since_s = asyncio.get_running_loop().time()
         home = self._homes.get(asked.key) if asked.key is not None else None
         if home is None and asked.key is not None and (maker := self._taken(asked.place)) is not None:
             home = None if maker.leaving else maker
@@ -278,9 +282,11 @@ class AgentHosts:
         self.asked_again += len(had)
         for asked in reversed(had):
             asked.work.deaths += asked.started and not host.leaving
-            asked.started = False
-            if asked.work.deaths >= MAX_LOSSES:
-                self._finish(asked.work, failure("died", f"agent: {MAX_LOSSES} agent hosts were lost with it"))
+            asked.unstarted_losses += not asked.started and not host.leaving
+            asked.started, asked.since_s = False, asyncio.get_running_loop().time()
+            if asked.work.deaths >= MAX_LOSSES or asked.unstarted_losses >= MAX_LOSSES_UNSTARTED:
+                losses = asked.work.deaths + asked.unstarted_losses
+                self._finish(asked.work, failure("died", f"agent: {losses} agent hosts were lost with it"))
             else:
                 self._line(asked, first=True)
         if had:

@@ -426,18 +426,20 @@ class Backlog:
         return work
 
     def finish(self, work: WorkItem, result: Result) -> None:
-        """The result of an item."""
+        """The result of an item; dropped once the backlog is closed."""
         self._returned(work)
-        self._results.append(result)
-        self._arrived.set()
+        if self._error is None:
+            self._results.append(result)
+            self._arrived.set()
 
     async def results(self) -> list[Result]:
-        """What has been done since the last call; waits until there is something. Raises what the backlog was closed with."""
+        """What has been done since the last call; waits until there is something. Raises what the backlog was closed with, behind what was done before."""
         await self._arrived.wait()
-        if self._error is not None:
-            raise self._error
-        self._arrived.clear()
         done, self._results = self._results, []
+        if self._error is None:
+            self._arrived.clear()
+        elif not done:
+            raise self._error
         return done
 
     def close(self, error: TaskPoolError | UserError) -> None:

@@ -97,21 +97,28 @@ class Publishing:
             self.newest_hash = current.result()
 
     def _publish(self, step: int, tensors: Mapping[str, TensorBytes]) -> bytes:
-        name = self._store.publish(attempt=self._attempt, step=step, tensors=tensors)
-        if self._offered(name):
-            size_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
-            self._session.wait_recorded(step)
-            self._session.publish(pb.Published(version=name, size_bytes=size_bytes))
-        return name.hash
-
-    def _offered(self, name: pb.VersionName) -> bool:
-        """Whether it can be had; not, where this process is asked to end before. An error ends the step loop's wait for samples of this version."""
+        """Its hash. Any error ends the session, and with it the step loop's wait for samples of this version."""
         try:
-            return self._offer(name, ended=lambda: self._session.terminated)
-        except (StoreUnavailableError, UserError) as error:
-            ending = error if isinstance(error, UserError) else RetryError(f"weights: {error}")
+            return self._offered(step, tensors)
+        except (UserError, RetryError, StoppedError) as error:
+            self._session.end(error)
+            raise
+        except Exception as error:
+            ending = RetryError(f"weights: {error if isinstance(error, StoreUnavailableError) else repr(error)}")
             self._session.end(ending)
             raise ending from error
+
+    def _offered(self, step: int, tensors: Mapping[str, TensorBytes]) -> bytes:
+        """Announced when it can be had; not, where this process is asked to end before."""
+        session = self._session
+        name = self._store.publish(attempt=self._attempt, step=step, tensors=tensors)
+        if self._offer(name, ended=lambda: session.terminated or session.ending is not None):
+            size_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
+            session.wait_recorded(step)
+            session.publish(pb.Published(version=name, size_bytes=size_bytes))
+        elif session.ending is not None:
+            raise session.ending
+        return name.hash
 
     def __enter__(self) -> Self:
         return self

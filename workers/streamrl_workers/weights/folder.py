@@ -22,6 +22,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -287,6 +288,10 @@ def _opened(url: str) -> ObjectFolder:
 
 def _read(url: str, name: str, *, begin: int, end: int, into: "_Target | None") -> bytes | None:
     data = _opened(url).read(name, begin=begin, end=end)
+    if data is None and url.startswith("/") and not Path(url).is_dir():
+        raise UserError(
+            field=FIELD, rule="is not mounted here", got=url, fix="mount the trainer's directory at its path"
+        )
     if into is not None and data is not None:
         into.fill(data)
     return data

@@ -9,6 +9,9 @@ from streamrl.spec.base import NAME_PATTERN, OneOf, PythonFunction, SpecModel, T
 VARIABLE_PATTERN = r"^REWARD_TOKEN(_[A-Z0-9_]+)?$"
 """A job file may come from somebody else: it cannot name just any secret of the environment for just any address."""
 
+COMPLETION_PATTERN = r"\{completion\}"
+"""A judge that is not shown the completion gives all samples of a group the same."""
+
 
 class VerifierReward(SpecModel):
     """The data set's own verifier (reasoning-gym) or equality with the reference answer (JSONL)."""
@@ -41,9 +44,9 @@ class JudgeChat(SpecModel):
 
     model: str = Field(description="Model's name, as its server has it.", min_length=1, max_length=256)
     prompt: str = Field(
-        min_length=1,
+        pattern=COMPLETION_PATTERN,
         max_length=16384,
-        description="The user's message. `{prompt}`, `{completion}` and `{answer}` stand for the sample's own; the answer is the reference.",
+        description="The user's message. `{prompt}`, `{completion}` and `{answer}` stand for the sample's own; the answer is the reference, empty where there is none.",
     )
     pattern: Text = Field(
         default=r"-?\d+(?:\.\d+)?",

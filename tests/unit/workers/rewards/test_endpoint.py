@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,14 @@ async def test_a_model_judges_and_the_last_number_of_its_answer_counts() -> None
         assert await value(part(endpoint.url, chat={**CHAT, "pattern": r"(\d) of"})) == 2.0
     asked = {"model": "judge", "messages": [{"role": "user", "content": "Is {answer} \ud800 2? 1+1= {odd} {}"}]}
     assert endpoint.bodies[0] == {**asked, "temperature": 0}
+
+
+async def test_a_judge_is_told_nothing_where_there_is_no_reference() -> None:
+    with serving(always(200, completion("1"))) as endpoint:
+        judge = part(endpoint.url, chat=CHAT)
+        assert judge.endpoint is not None
+        await judge.ask(judge.endpoint.body("a", replace(ITEM, answer=None)))
+    assert endpoint.bodies[0]["messages"][0]["content"] == "Is a ? 1+1= {odd} {}"
 
 
 @pytest.mark.parametrize("body", [completion("good"), completion(None), completion([1]), "{}", "[]", "7"])

@@ -17,7 +17,7 @@ from streamrl_workers.scheduler.records import Dropped
 from streamrl_workers.scheduler.server.executor import Executor
 from streamrl_workers.scheduler.server.lifetime import ExitDecision
 from streamrl_workers.tasks import agent_hosts
-from streamrl_workers.tasks.agent_hosts import MAX_LOSSES, AgentHosts, HostedItem
+from streamrl_workers.tasks.agent_hosts import MAX_LOSSES, MAX_LOSSES_UNSTARTED, AgentHosts, HostedItem
 from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, ScoreSample, TaskPoolError
 from streamrl_workers.tasks.worker_slots import WorkItem
@@ -176,6 +176,23 @@ async def test_a_host_that_leaves_gets_nothing_more_and_is_nobodys_death() -> No
     assert hosts.samples("b") == [0, 1]
 
 
+async def test_a_turn_that_waited_with_a_host_that_leaves_has_waited_since_it_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts, now_s = Hosts(), 0.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+    hosts.join("a")
+    hosts.ask(turn(0))
+    hosts.answer("a")
+    hosts.ask(prompt(5), prompt(6), turn(0, turns=2))
+    assert hosts.all.numbers["waiting"] == 1, "with its host"
+    now_s = 10.0
+    hosts.all.leaving("a")
+    now_s = 15.0
+    hosts.join("b")
+    assert (hosts.samples("b"), hosts.all.waited_s) == ([0], 15.0)
+
+
 async def test_a_request_that_loses_host_after_host_has_failed() -> None:
     hosts = Hosts()
     hosts.join("a")
@@ -191,6 +208,18 @@ async def test_a_request_that_loses_host_after_host_has_failed() -> None:
     assert (hosts.all.asked_again, hosts.all.waits) == (2 * MAX_LOSSES, 2 * MAX_LOSSES + 1)
     assert (request, row["kind"]) == (turn(0), "died")
     assert str(MAX_LOSSES) in row["error"]
+
+
+async def test_a_request_that_ends_each_host_before_it_starts_has_failed() -> None:
+    hosts = Hosts()
+    hosts.join("a")
+    hosts.ask(turn(0))
+    for _ in range(MAX_LOSSES_UNSTARTED):
+        assert hosts.done == []
+        hosts.all.left("a")
+        hosts.join("a")
+    ((_, row),) = hosts.done
+    assert (row["kind"], str(MAX_LOSSES_UNSTARTED) in row["error"]) == ("died", True)
 
 
 def pool_with_hosts(base_dir: Path) -> tuple[TaskPool, AgentHosts]:

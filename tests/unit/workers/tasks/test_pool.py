@@ -93,6 +93,18 @@ async def test_the_first_error_is_what_everybody_hears() -> None:
             await asyncio.wait_for(results, DEADLINE_S)
 
 
+async def test_what_was_done_before_an_error_comes_first() -> None:
+    backlog = Backlog()
+    done = Prompt(split="train", index=0, text="made")
+    backlog.finish(WorkItem(request=prompts(0, 1)), done)
+    backlog.close(TaskPoolError("spent"))
+    backlog.finish(WorkItem(request=prompts(1, 1)), Prompt(split="train", index=1, text="late"))
+    assert await asyncio.wait_for(backlog.results(), DEADLINE_S) == [done]
+    for _ in range(2):
+        with pytest.raises(TaskPoolError, match="spent"):
+            await asyncio.wait_for(backlog.results(), DEADLINE_S)
+
+
 async def test_a_turn_waits_for_no_more_items_than_a_reader_has() -> None:
     asked: list[Request] = []
 

@@ -1,12 +1,14 @@
 """A version that cannot be brought to where generators find it ends the waits for its samples."""
 
+from collections.abc import Callable
+
 import pytest
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.object_store import StoreUnavailableError
 from streamrl_workers.trainer.engines.engine import RetryError
-from streamrl_workers.trainer.session import Session
+from streamrl_workers.trainer.session import Session, StoppedError
 from streamrl_workers.trainer.step_loop import Publishing, offer_of
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.store import WeightStore
@@ -25,6 +27,7 @@ def session() -> Session:
     [
         (StoreUnavailableError("not within 9 s"), RetryError, "weights: not within 9 s"),
         (UserError(field="url", rule="must be there"), UserError, "url: must be there"),
+        (KeyError("content"), RetryError, r"weights: KeyError\('content'\)"),
     ],
 )
 def test_its_error_is_that_of_the_session(error: Exception, kind: type[Exception], text: str) -> None:
@@ -39,6 +42,19 @@ def test_its_error_is_that_of_the_session(error: Exception, kind: type[Exception
             publishing.wait()
     with pytest.raises(kind, match=text):
         asked.poll()
+
+
+def test_the_end_of_the_session_is_heard_while_a_version_is_offered() -> None:
+    asked, stopped = session(), StoppedError("it is done")
+
+    def offer(_: object, *, ended: Callable[[], bool]) -> bool:
+        asked.end(stopped)
+        return not ended()
+
+    with Publishing(asked, store=WeightStore(), offer=offer, attempt=1) as publishing:
+        publishing.begin(0, TENSORS)
+        with pytest.raises(StoppedError, match="it is done"):
+            publishing.wait()
 
 
 def test_a_process_that_is_to_end_announces_no_version_that_is_not_there() -> None:
