@@ -157,14 +157,31 @@ async def _shrink(cluster: CachedCluster, found: Object | None, *, replicas: int
 
 
 async def prune(
-    cluster: CachedCluster, desired: Sequence[Object], *, owner: Ownership, certificates: Sequence[str] = ()
+    cluster: CachedCluster,
+    desired: Sequence[Object],
+    *,
+    owner: Ownership,
+    certificates: Sequence[str] = (),
+    waiting: Mapping[str, int] | None = None,
 ) -> list[Refusal]:
-    """Delete what the job owns and no longer wants; what was refused of that. `certificates`: Secrets that are no part of the plan and stay."""
+    """Delete what the job owns and no longer wants; what was refused of that.
+
+    `certificates`: Secrets that are no part of the plan and stay. `waiting`: as `JobPlan.waiting`; what such a pool has stays, with fewer
+    pods where it may have fewer.
+    """
     wanted = {(obj["kind"], obj["metadata"]["name"]) for obj in desired}
     wanted |= {("Secret", name) for name in certificates}
     owned = _owned(cluster, _PRUNED, owner=owner)
     gone = (obj for obj in owned if (obj["kind"], obj["metadata"]["name"]) not in wanted)
-    return await _try_each(gone, lambda obj: delete_once(cluster, obj))
+
+    async def delete_or_shrink(obj: dict[str, Any]) -> None:
+        most = (waiting or {}).get(pods.label(obj, names.LABEL_POOL))
+        if most is None:
+            await delete_once(cluster, obj)
+        elif of(obj) is STATEFUL_SET:
+            await _shrink(cluster, obj, replicas=most)
+
+    return await _try_each(gone, delete_or_shrink)
 
 
 async def delete_pods(cluster: CachedCluster, pod_names: Sequence[str], *, among: Sequence[Object]) -> None:

@@ -342,7 +342,9 @@ class Reconciler:
             refused=refused,
         )
         certificates = tls_secrets.secret_names(observed.name, roles=roles_of(plan.job))
-        refused += await apply.prune(self.cluster, desired, owner=owner, certificates=certificates)
+        refused += await apply.prune(
+            self.cluster, desired, owner=owner, certificates=certificates, waiting=plan.waiting()
+        )
         is_settled = not refused and not requested and self._state(observed, decision) == before
         memory.settled, memory.certificates_at = before if is_settled else None, due_at
         return due_at, refused

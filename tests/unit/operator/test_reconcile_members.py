@@ -391,6 +391,29 @@ async def test_a_pool_at_home_waits_for_the_members_address_and_goes_on_dialling
         assert environment(abroad.server.objects[path]) == found
 
 
+@pytest.mark.parametrize("weights", [{"http": {}}, {"folder": {"url": "s3://bucket/f"}}], ids=["http", "folder"])
+@pytest.mark.parametrize("is_read", [True, False], ids=["as made", "not to be read"])
+async def test_a_pool_at_home_stays_while_the_member_is_lost(abroad: Home, weights: Doc, *, is_read: bool) -> None:
+    path = STATEFUL_SET.path(LAB, f"{JOB}-sim")
+    abroad.edit(weights=weights)
+    abroad.member.there = {"Service": [EXPOSED]}
+    for _ in range(2):
+        await abroad.look()
+    made = copy.deepcopy(abroad.server.objects[path])
+    if not is_read:
+        made["spec"]["template"]["spec"]["containers"][0]["env"] = []
+        abroad.cluster._stores[STATEFUL_SET].put(abroad.server.put(path, made))
+    abroad.member.there = {}
+    abroad.member.seen = replace(abroad.member.seen, unreachable="no answer")
+    for _ in range(2):
+        await abroad.look()
+    assert abroad.server.objects[path]["spec"] == made["spec"]
+    abroad.edit(suspend=True)
+    for _ in range(2):
+        await abroad.look()
+    assert abroad.server.objects[path]["spec"]["replicas"] == 0
+
+
 async def test_numbers_are_read_in_the_member_while_it_is_reached(abroad: Home) -> None:
     running = {"name": "scheduler", "state": {"running": {}}, "ready": True}
     there = of_trainer(initContainerStatuses=[running])

@@ -107,7 +107,8 @@ def dialled(stateful_sets: Iterable[Object]) -> ExposedAddresses | None:
         try:
             container, *_ = each["spec"]["template"]["spec"]["containers"]  # ours is the first
             found = {one["name"]: str(one.get("value")) for one in container["env"]}
-            scheduler, weights = found[keys.ENV_SCHEDULER_ADDRESS], found[keys.ENV_WEIGHTS_ADDRESS]
+            scheduler = found[keys.ENV_SCHEDULER_ADDRESS]
+            weights = found.get(keys.ENV_WEIGHTS_ADDRESS, scheduler)  # with `weights.folder` they dial none
         except (LookupError, TypeError, ValueError, AttributeError):
             continue
         if all(map(_is_address, (scheduler, weights))):
