@@ -467,3 +467,16 @@ async def test_a_deletion_says_which_claims_were_to_be_kept(abroad: Home) -> Non
         await abroad.look()
     last = abroad.member.told[-1]
     assert (last.action, last.kept) == ("Remove", {f"{JOB}-checkpoints"})
+
+
+async def test_a_trainer_does_not_begin_anew_in_another_cluster_of_the_same_name(abroad: Home) -> None:
+    for _ in range(2):
+        await abroad.look()
+    before = abroad.job["status"]["clusters"]
+    abroad.member.told.clear()
+    abroad.member.seen = replace(abroad.member.seen, cluster_uid="u-another", is_clean=True)
+    for _ in range(3):
+        await abroad.look()
+    assert abroad.member.told == []
+    assert abroad.job["status"]["clusters"] == before
+    assert abroad.condition("Ready") == ("False", "ClusterNotAllowed")
