@@ -280,12 +280,11 @@ async def _code(cluster: CachedCluster, observed: Observed, *, members: Members 
     at, job = trainer_cluster(observed.raw), observed.job
     if not at or job is None or job.spec.task.code is None or members is None or pods.is_leaving(observed.raw):
         return None
-    name = job.spec.task.code.config_map_name
-    copy = members.known(CONFIG_MAP, at, observed.key, name)
+    copy = members.known(CONFIG_MAP, at, observed.key, names.code(observed.name))
     if copy is not None and pods.label(copy, names.LABEL_JOB_UID) == observed.metadata["uid"]:
         return copy
     with contextlib.suppress(NotFoundError):
-        return await cluster.client.get(CONFIG_MAP, namespace=observed.key[0], name=name)
+        return await cluster.client.get(CONFIG_MAP, namespace=observed.key[0], name=job.spec.task.code.config_map_name)
     return None
 
 

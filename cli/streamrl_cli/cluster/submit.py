@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from streamrl import names
 from streamrl.errors import EXIT_DONE, UserError, UserErrors
 from streamrl.spec import RLJob
 from streamrl_cli import console
@@ -17,7 +18,6 @@ from streamrl_cli.cluster.bundle import (
     MIB,
     as_written,
     cluster_problems,
-    code_name,
     collect,
     config_map,
     owned,
@@ -87,7 +87,7 @@ async def _apply(job: RLJob, args: argparse.Namespace, *, cluster: ApiClient) ->
         if before is not None and (is_copied or not args.force):
             await _refuse_other_code(code, is_copied=is_copied, cluster=cluster)
         await cluster.apply(CONFIG_MAP, code, **how)  # before the job, whose pods wait for it
-        console.out(f"configmap/{code_name(job.metadata.name)}: {', '.join(bundle.files)} ({_size(bundle.bytes)})")
+        console.out(f"configmap/{names.code(job.metadata.name)}: {', '.join(bundle.files)} ({_size(bundle.bytes)})")
         stored = await cluster.apply(RLJOB, document, **how)
         if not args.dry_run:
             await cluster.apply(CONFIG_MAP, owned(code, stored), **how)

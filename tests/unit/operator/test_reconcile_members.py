@@ -365,9 +365,12 @@ async def test_a_trainer_is_made_in_the_member_with_copies_of_its_leaves_and_of_
         ("Service", f"{JOB}-exposed"),
         ("Secret", f"{JOB}-tls-scheduler"),
         ("Secret", f"{JOB}-tls-trainer"),
-        ("ConfigMap", "rewards"),
+        ("ConfigMap", f"{JOB}-code"),
     } <= made
     assert not made & {("Secret", f"{JOB}-ca"), ("Secret", f"{JOB}-tls-generator"), ("StatefulSet", f"{JOB}-sim")}
+    (pod,) = (each["spec"]["template"]["spec"] for each in work.objects if each["kind"] == "StatefulSet")
+    mounted = {one["configMap"]["name"] for one in pod["volumes"] if "configMap" in one}
+    assert mounted == {f"{JOB}-job", f"{JOB}-code"}, "two jobs may name one ConfigMap at home"
     assert work.kept == {f"{JOB}-checkpoints"}
     assert STATEFUL_SET.path(LAB, f"{JOB}-trainer") not in abroad.server.objects
     assert abroad.condition("Ready") == ("False", "TrainerPending")

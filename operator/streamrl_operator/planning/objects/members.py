@@ -37,7 +37,7 @@ def copies(plan: JobPlan) -> list[Built]:
         for role, leaf in leaves
     ]
     if plan.has_trainer and code is not None:
-        made = plan.object("v1", "ConfigMap", code["metadata"]["name"])
+        made = plan.object("v1", "ConfigMap", names.code(plan.name))
         copied.append(made | {part: code[part] for part in ("data", "binaryData") if code.get(part)})
     return copied
 
