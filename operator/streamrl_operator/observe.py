@@ -276,16 +276,21 @@ async def look_up(
 
 
 async def _code(cluster: CachedCluster, observed: Observed, *, members: Members | None) -> Object | None:
-    """For a trainer in a member: as its copy is there, or from home while there is none. So it stays as it was when the job began."""
+    """For a trainer in a member: as its copy is there, or from home while there certainly is none. So it stays as it was when the job began.
+
+    Empty: there is none at home either. None: it is not needed, or nobody knows whether the copy is there.
+    """
     at, job = trainer_cluster(observed.raw), observed.job
     if not at or job is None or job.spec.task.code is None or members is None or pods.is_leaving(observed.raw):
         return None
     copy = members.known(CONFIG_MAP, at, observed.key, names.code(observed.name))
     if copy is not None and pods.label(copy, names.LABEL_JOB_UID) == observed.metadata["uid"]:
         return copy
+    if members.view(at, observed.key, uid=observed.metadata["uid"], is_there=True).unreachable:
+        return None
     with contextlib.suppress(NotFoundError):
         return await cluster.client.get(CONFIG_MAP, namespace=observed.key[0], name=job.spec.task.code.config_map_name)
-    return None
+    return {}
 
 
 def _resolved(cluster: CachedCluster, key: Key, *, uid: str) -> Mapping[str, str]:

@@ -267,7 +267,7 @@ class Reconciler:
         return is_told_first
 
     def _member_work(self, observed: Observed, decision: JobDecision, view: MemberView) -> MemberWork | None:
-        """All that the job is to have in a member; None while a leaf, or the way to the scheduler, is not known."""
+        """All that the job is to have in a member; None while a leaf, the user's modules or the way to the scheduler are not known."""
         assert observed.job is not None, "the member may be used"
         leaves: dict[str, Mapping[str, str]] = {}
         for role, called in members.leaves_in(observed.job, view.cluster).items():
@@ -279,6 +279,8 @@ class Reconciler:
             cluster=view.cluster, namespace=view.namespace, origin=view.origin, leaves=leaves, code=observed.code
         )
         plan = self._plan(observed, decision, place=place)
+        if plan.has_trainer and plan.job.spec.task.code is not None and observed.code is None:
+            return None
         if not plan.has_trainer and plan.dials is None:
             return None
         deleted = [

@@ -36,7 +36,7 @@ def copies(plan: JobPlan) -> list[Built]:
         plan.object("v1", "Secret", names.tls_secret(plan.name, role), type=kind, data=dict(leaf))
         for role, leaf in leaves
     ]
-    if plan.has_trainer and code is not None:
+    if plan.has_trainer and code:
         made = plan.object("v1", "ConfigMap", names.code(plan.name))
         copied.append(made | {part: code[part] for part in ("data", "binaryData") if code.get(part)})
     return copied
