@@ -95,6 +95,12 @@ async def test_leaves_the_rest_alone(
     assert cluster.find(wanted, owner_uid=UID) is None, "no watch tells when it goes"
 
 
+async def test_a_claim_that_the_job_has_kept_in_a_member_is_its_own(cluster: CachedCluster, server: ApiServer) -> None:
+    """All that it has there is its anchor's."""
+    _, kept = there(server, obj("PersistentVolumeClaim"))
+    assert await cluster.find_or_make(obj("PersistentVolumeClaim", owner="u-anchor"), owner_uid="u-anchor") == kept
+
+
 async def test_what_nobody_has_is_made_without_asking(cluster: CachedCluster, server: ApiServer) -> None:
     wanted = obj("Secret", owner=UID)
     made = await cluster.find_or_make(wanted, owner_uid=UID)
