@@ -9,13 +9,14 @@ A job that is deleted goes in steps, so that somebody can tell when all of it is
     3  the finalizer                        when none of it is left
 """
 
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from streamrl import names
 from streamrl_operator.events import Refusal
-from streamrl_operator.kube.answers import RequestRefusedError
+from streamrl_operator.kube.answers import NotFoundError, RequestRefusedError
 from streamrl_operator.kube.cache import Key
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
 from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, POD, STATEFUL_SET, Kind, of
@@ -283,8 +284,15 @@ def kept_by_wish(raw: Object) -> frozenset[str]:
 
 
 async def keep(cluster: CachedCluster, claims: Iterable[str], *, owner: Ownership) -> None:
-    """Take the owner from claims that outlive the job."""
+    """Take the owner from claims that outlive the job. Where the caches follow no claims (any more), the API server is asked.
+
+    Raises:
+        KubeError: a request failed, so what owns the claims must not go.
+    """
     for name in claims:
         claim = cluster.known(CLAIM, owner.namespace, name)
+        if not cluster.has(CLAIM):
+            with contextlib.suppress(NotFoundError):
+                claim = await cluster.client.get(CLAIM, namespace=owner.namespace, name=name)
         if claim is not None and is_owned(claim, uid=owner.uid):
             await cluster.merge(claim, {"metadata": {"ownerReferences": None}})

@@ -54,6 +54,7 @@ from streamrl_operator.planning.values import (
     Object,
     Observed,
     PlanningSettings,
+    trainer_cluster,
 )
 
 _US = "streamrl.io/operator"
@@ -195,9 +196,10 @@ class Reconciler:
         """Have the job removed from the members that it is in; what stands for each that it is still in."""
         entries = job_status.read_job_status(observed.raw).clusters
         waiting = [entry for entry in entries if not members.is_done(entry, observed)]
-        kept = apply.kept_by_wish(observed.raw)
+        kept, at = apply.kept_by_wish(observed.raw), trainer_cluster(observed.raw)
         for entry in waiting:
-            self._want(entry.name, observed, MemberWork(action="Remove", uid=observed.metadata["uid"], kept=kept))
+            there = kept if entry.name == at else frozenset[str]()
+            self._want(entry.name, observed, MemberWork(action="Remove", uid=observed.metadata["uid"], kept=there))
         return [{"kind": "what is in RLCluster", "metadata": {"name": entry.name}} for entry in waiting]
 
     def _want(self, cluster: str, observed: Observed, work: MemberWork) -> None:

@@ -162,6 +162,16 @@ async def test_an_address_that_a_member_sends_is_one_or_is_not_believed(home: Ho
     assert home.member.told == []
 
 
+async def test_a_wish_to_keep_checkpoints_is_for_the_cluster_that_has_them(home: Home) -> None:
+    for _ in range(2):
+        await home.look()
+    gone = {"deletionTimestamp": "2026-01-01T12:00:00Z", "annotations": {names.ANNOTATION_KEEP_CHECKPOINTS: "true"}}
+    home.edit(metadata=gone)
+    await home.look()
+    last = home.member.told[-1]
+    assert (last.action, last.kept) == ("Remove", frozenset())
+
+
 async def test_a_pool_that_moves_home_is_removed_there_before_the_entry_goes(home: Home) -> None:
     await home.look()
     await home.look()
