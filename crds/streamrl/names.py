@@ -163,6 +163,11 @@ def anchor(job: str) -> str:
     return f"{job}-anchor"
 
 
+def code(job: str) -> str:
+    """ConfigMap with the user's modules: as `streamrl submit` makes it at home, and as it is copied to a member."""
+    return f"{job}-code"
+
+
 def exposed(job: str) -> str:
     """Service at home by which generators in members reach the job."""
     return f"{job}-exposed"

@@ -9,13 +9,14 @@ A job that is deleted goes in steps, so that somebody can tell when all of it is
     3  the finalizer                        when none of it is left
 """
 
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from streamrl import names
 from streamrl_operator.events import Refusal
-from streamrl_operator.kube.answers import RequestRefusedError
+from streamrl_operator.kube.answers import NotFoundError, RequestRefusedError
 from streamrl_operator.kube.cache import Key
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
 from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, POD, STATEFUL_SET, Kind, of
@@ -157,14 +158,31 @@ async def _shrink(cluster: CachedCluster, found: Object | None, *, replicas: int
 
 
 async def prune(
-    cluster: CachedCluster, desired: Sequence[Object], *, owner: Ownership, certificates: Sequence[str] = ()
+    cluster: CachedCluster,
+    desired: Sequence[Object],
+    *,
+    owner: Ownership,
+    certificates: Sequence[str] = (),
+    waiting: Mapping[str, int] | None = None,
 ) -> list[Refusal]:
-    """Delete what the job owns and no longer wants; what was refused of that. `certificates`: Secrets that are no part of the plan and stay."""
+    """Delete what the job owns and no longer wants; what was refused of that.
+
+    `certificates`: Secrets that are no part of the plan and stay. `waiting`: as `JobPlan.waiting`; what such a pool has stays, with fewer
+    pods where it may have fewer.
+    """
     wanted = {(obj["kind"], obj["metadata"]["name"]) for obj in desired}
     wanted |= {("Secret", name) for name in certificates}
     owned = _owned(cluster, _PRUNED, owner=owner)
     gone = (obj for obj in owned if (obj["kind"], obj["metadata"]["name"]) not in wanted)
-    return await _try_each(gone, lambda obj: delete_once(cluster, obj))
+
+    async def delete_or_shrink(obj: dict[str, Any]) -> None:
+        most = (waiting or {}).get(pods.label(obj, names.LABEL_POOL))
+        if most is None:
+            await delete_once(cluster, obj)
+        elif of(obj) is STATEFUL_SET:
+            await _shrink(cluster, obj, replicas=most)
+
+    return await _try_each(gone, delete_or_shrink)
 
 
 async def delete_pods(cluster: CachedCluster, pod_names: Sequence[str], *, among: Sequence[Object]) -> None:
@@ -266,8 +284,15 @@ def kept_by_wish(raw: Object) -> frozenset[str]:
 
 
 async def keep(cluster: CachedCluster, claims: Iterable[str], *, owner: Ownership) -> None:
-    """Take the owner from claims that outlive the job."""
+    """Take the owner from claims that outlive the job. Where the caches follow no claims (any more), the API server is asked.
+
+    Raises:
+        KubeError: a request failed, so what owns the claims must not go.
+    """
     for name in claims:
         claim = cluster.known(CLAIM, owner.namespace, name)
+        if not cluster.has(CLAIM):
+            with contextlib.suppress(NotFoundError):
+                claim = await cluster.client.get(CLAIM, namespace=owner.namespace, name=name)
         if claim is not None and is_owned(claim, uid=owner.uid):
             await cluster.merge(claim, {"metadata": {"ownerReferences": None}})

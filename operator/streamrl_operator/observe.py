@@ -38,7 +38,7 @@ from streamrl_operator.planning import admission, defaults, pods, replicas
 from streamrl_operator.planning.failures import failures_of_pod
 from streamrl_operator.planning.job_status import read_job_status
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
-from streamrl_operator.planning.members import NOT_ALLOWED, clusters_of, refused
+from streamrl_operator.planning.members import NOT_ALLOWED, clusters_of, is_another, refused, replaced
 from streamrl_operator.planning.objects.job_file import read_job
 from streamrl_operator.planning.values import (
     MemberView,
@@ -192,12 +192,14 @@ def _views(raw: Object, job: RLJob | None, *, members: Members | None) -> dict[s
         if views[entry.name].namespace not in ("", entry.namespace):
             why = f"the job is in namespace {entry.namespace} there, which is not its place any more"
             views[entry.name] = replace(views[entry.name], unreachable=why)
+        if entry.name == at and is_another(entry, views[at]) and not pods.is_leaving(raw):
+            views[at] = replace(views[at], unreachable="it is not the cluster any more that the trainer is in")
     return views
 
 
 def _not_allowed(job: RLJob, raw: Object, *, views: Mapping[str, MemberView]) -> list[UserError]:
     queue = (raw["metadata"].get("labels") or {}).get(names.LABEL_QUEUE, "")
-    return refused(job, namespace=raw["metadata"]["namespace"], queue=queue, members=views)
+    return replaced(raw, views) or refused(job, namespace=raw["metadata"]["namespace"], queue=queue, members=views)
 
 
 def _in_members(
@@ -274,17 +276,21 @@ async def look_up(
 
 
 async def _code(cluster: CachedCluster, observed: Observed, *, members: Members | None) -> Object | None:
-    """For a trainer in a member: as its copy is there, or from home while there is none. So it stays as it was when the job began."""
+    """For a trainer in a member: as its copy is there, or from home while there certainly is none. So it stays as it was when the job began.
+
+    Empty: there is none at home either. None: it is not needed, or nobody knows whether the copy is there.
+    """
     at, job = trainer_cluster(observed.raw), observed.job
     if not at or job is None or job.spec.task.code is None or members is None or pods.is_leaving(observed.raw):
         return None
-    name = job.spec.task.code.config_map_name
-    copy = members.known(CONFIG_MAP, at, observed.key, name)
+    copy = members.known(CONFIG_MAP, at, observed.key, names.code(observed.name))
     if copy is not None and pods.label(copy, names.LABEL_JOB_UID) == observed.metadata["uid"]:
         return copy
+    if members.view(at, observed.key, uid=observed.metadata["uid"], is_there=True).unreachable:
+        return None
     with contextlib.suppress(NotFoundError):
-        return await cluster.client.get(CONFIG_MAP, namespace=observed.key[0], name=name)
-    return None
+        return await cluster.client.get(CONFIG_MAP, namespace=observed.key[0], name=job.spec.task.code.config_map_name)
+    return {}
 
 
 def _resolved(cluster: CachedCluster, key: Key, *, uid: str) -> Mapping[str, str]:

@@ -54,6 +54,7 @@ from streamrl_operator.planning.values import (
     Object,
     Observed,
     PlanningSettings,
+    trainer_cluster,
 )
 
 _US = "streamrl.io/operator"
@@ -195,9 +196,10 @@ class Reconciler:
         """Have the job removed from the members that it is in; what stands for each that it is still in."""
         entries = job_status.read_job_status(observed.raw).clusters
         waiting = [entry for entry in entries if not members.is_done(entry, observed)]
-        kept = apply.kept_by_wish(observed.raw)
+        kept, at = apply.kept_by_wish(observed.raw), trainer_cluster(observed.raw)
         for entry in waiting:
-            self._want(entry.name, observed, MemberWork(action="Remove", uid=observed.metadata["uid"], kept=kept))
+            there = kept if entry.name == at else frozenset[str]()
+            self._want(entry.name, observed, MemberWork(action="Remove", uid=observed.metadata["uid"], kept=there))
         return [{"kind": "what is in RLCluster", "metadata": {"name": entry.name}} for entry in waiting]
 
     def _want(self, cluster: str, observed: Observed, work: MemberWork) -> None:
@@ -267,7 +269,7 @@ class Reconciler:
         return is_told_first
 
     def _member_work(self, observed: Observed, decision: JobDecision, view: MemberView) -> MemberWork | None:
-        """All that the job is to have in a member; None while a leaf, or the way to the scheduler, is not known."""
+        """All that the job is to have in a member; None while a leaf, the user's modules or the way to the scheduler are not known."""
         assert observed.job is not None, "the member may be used"
         leaves: dict[str, Mapping[str, str]] = {}
         for role, called in members.leaves_in(observed.job, view.cluster).items():
@@ -279,6 +281,8 @@ class Reconciler:
             cluster=view.cluster, namespace=view.namespace, origin=view.origin, leaves=leaves, code=observed.code
         )
         plan = self._plan(observed, decision, place=place)
+        if plan.has_trainer and plan.job.spec.task.code is not None and observed.code is None:
+            return None
         if not plan.has_trainer and plan.dials is None:
             return None
         deleted = [
@@ -342,7 +346,9 @@ class Reconciler:
             refused=refused,
         )
         certificates = tls_secrets.secret_names(observed.name, roles=roles_of(plan.job))
-        refused += await apply.prune(self.cluster, desired, owner=owner, certificates=certificates)
+        refused += await apply.prune(
+            self.cluster, desired, owner=owner, certificates=certificates, waiting=plan.waiting()
+        )
         is_settled = not refused and not requested and self._state(observed, decision) == before
         memory.settled, memory.certificates_at = before if is_settled else None, due_at
         return due_at, refused

@@ -23,7 +23,7 @@ TRAINER, NEAR = f"{JOB}-trainer", f"{JOB}-near"
 NODE_PORT = {"exposure": {"nodePort": {"host": "198.51.100.7"}}}
 MADE_THERE = {
     "serviceaccounts": {f"{JOB}-pods"},
-    "configmaps": {f"{JOB}-job", f"{JOB}-anchor", "rewards"},
+    "configmaps": {f"{JOB}-job", f"{JOB}-anchor", f"{JOB}-code"},
     "secrets": {f"{JOB}-tls-scheduler", f"{JOB}-tls-trainer"},
     "services": {f"{JOB}-scheduler", f"{JOB}-exposed", TRAINER},
     "networkpolicies": {TRAINER},
@@ -91,7 +91,7 @@ def claims(there: Lab) -> set[str]:
 def test_a_trainer_is_made_there_its_end_is_seen_and_its_checkpoints_alone_stay(pair: Pair, operator: Operator) -> None:
     start(pair, operator)
     assert claims(pair.there) == {f"{JOB}-journal", f"{JOB}-checkpoints"}
-    assert pair.there.must("configmaps", "rewards")["data"] == {"rewards.py": "..."}
+    assert pair.there.must("configmaps", f"{JOB}-code")["data"] == {"rewards.py": "..."}
     ports = {one["name"]: one["nodePort"] for one in pair.there.must("services", f"{JOB}-exposed")["spec"]["ports"]}
     found = environment(pair.lab)
     assert found["STREAMRL_SCHEDULER_ADDRESS"] == f"198.51.100.7:{ports['grpc']}"

@@ -104,7 +104,8 @@ class ApiServer:
         if request.method == "DELETE":
             return web.json_response({"kind": "Status", "code": 200, "object": self.objects.pop(path)["kind"]})
         if request.method == "PATCH":
-            if document.get("metadata", {}).get("resourceVersion") != known["metadata"]["resourceVersion"]:
+            version = document.get("metadata", {}).get("resourceVersion")
+            if version not in (None, known["metadata"]["resourceVersion"]):
                 return _status(409, "it has changed")
             return web.json_response(self.put(path, _merged(known, document)))
         return web.json_response(known)

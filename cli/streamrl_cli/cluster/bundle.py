@@ -41,11 +41,6 @@ class Bundle:
         return sum(len(key) + len(data) for key, data in self.files.items())
 
 
-def code_name(job: str) -> str:
-    """Name of the ConfigMap that `submit` makes."""
-    return f"{job}-code"
-
-
 def bundle_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
     """What keeps the job's functions and files from reaching its pods."""
     if job.spec.task.code is not None:
@@ -83,7 +78,7 @@ def config_map(job: RLJob, bundle: Bundle, *, namespace: str) -> dict[str, Any]:
     body = {"data": texts} | ({"binaryData": others} if others else {})
     name = job.metadata.name
     labels = {names.LABEL_INSTANCE: name, names.LABEL_MANAGED_BY: MANAGED_BY}  # not the operator's: it lets it alone
-    metadata = {"name": code_name(name), "namespace": namespace, "labels": labels}
+    metadata = {"name": names.code(name), "namespace": namespace, "labels": labels}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, **body}
 
 
@@ -104,7 +99,7 @@ def as_written(job: RLJob, *, namespace: str) -> dict[str, Any]:
 def with_code(document: dict[str, Any], *, job: RLJob) -> dict[str, Any]:
     """`document` (the job as plain data, changed in place) naming the ConfigMap and the files in it."""
     task = document["spec"]["task"]
-    task["code"] = {"configMapName": code_name(job.metadata.name)}
+    task["code"] = {"configMapName": names.code(job.metadata.name)}
     for one in task.get("mixture") or [task]:
         for source in one["dataset"].values():
             if "path" in source and not _is_elsewhere(source["path"]):

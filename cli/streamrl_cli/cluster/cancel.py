@@ -33,7 +33,9 @@ async def run(args: argparse.Namespace) -> int:
     async with connect(args) as cluster:
         job = await cluster.get(RLJOB, args.job)
         claim, keep = _checkpoints(job, keep=args.keep_checkpoints)
-        fate = f"the checkpoints (claim {claim}) {'stay' if keep else 'are deleted too'}"
+        at = trainer_cluster(job)
+        where = f"claim {claim} in cluster {at}" if at else f"claim {claim}"
+        fate = f"the checkpoints ({where}) {'stay' if keep else 'are deleted too'}"
         question = f"delete rljob/{args.job} in namespace {cluster.namespace} of context {cluster.context} ({state(job)}, step {steps(job)})? {fate}"
         if not args.yes and not _agrees(question):
             console.out("nothing was changed")
@@ -70,13 +72,16 @@ async def _delete(job: Object, claim: str, *, keep: bool, cluster: ApiClient) ->
     """Delete the job; its claim outlives it, or ends with it.
 
     A claim is kept by an annotation that the operator honours, also when it sees the deletion first; and by taking its owner away, for
-    where no operator runs.
+    where no operator runs. A claim in a member is the operator's alone: one of its name at home is of another job.
     """
-    name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+    name, uid, is_here = job["metadata"]["name"], job["metadata"]["uid"], not trainer_cluster(job)
     if keep and claim == names.checkpoints_claim(name):
         await cluster.merge(RLJOB, name, {"metadata": {"annotations": {names.ANNOTATION_KEEP_CHECKPOINTS: "true"}}})
-        await _disown(claim, uid=uid, cluster=cluster)
+        if is_here:
+            await _disown(claim, uid=uid, cluster=cluster)
     await cluster.delete(job, RLJOB)
+    if not is_here:
+        return
     try:
         found = await cluster.get(CLAIM, claim)
         if not keep:

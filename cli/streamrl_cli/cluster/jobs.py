@@ -159,17 +159,17 @@ def placed(head: Row, rows: Sequence[Row], job: Object, *, title: str = "CLUSTER
 def _clusters(job: Object, *, pods: Sequence[Object]) -> list[Row]:
     """(name, namespace, what of the job, what is known of the pods) of each member that the job is in, or that it names."""
     at = trainer_cluster(job)
-    far = {**({"trainer": at} if at else {}), **clusters_by_pool(job)}
+    far = [*([("trainer", at)] if at else []), *clusters_by_pool(job).items()]  # a pool may be called so too
     entries = {one["name"]: one["namespace"] for one in job.get("status", {}).get("clusters", ())}
     seen = {pod["metadata"].get("labels", {}).get(names.LABEL_CLUSTER) for pod in pods}
     return [
         (
             name,
             text(entries.get(name)),
-            text(", ".join(part for part, cluster in far.items() if cluster == name)),
+            text(", ".join(part for part, cluster in far if cluster == name)),
             "below" if name in seen else f"--member-context {name}=CONTEXT shows those that are there",
         )
-        for name in dict.fromkeys((*entries, *far.values()))
+        for name in dict.fromkeys((*entries, *(cluster for _, cluster in far)))
     ]
 
 

@@ -129,16 +129,18 @@ def objects_of(job: RLJob, args: argparse.Namespace, *, members: Mapping[str, RL
     )
     at_home = replace(plan, dials=_dials(plan, ""))
     replicas = {names.pool(job.metadata.name, pool): size for pool, size in sizes.items()}
-    far = (obj for cluster in clusters_of(job) for obj in _in_member(plan, cluster, members.get(cluster)))
+    code = None if job.spec.task.code is None else {"data": {}, **(first[0] if first else {})}
+    far = (obj for cluster in clusters_of(job) for obj in _in_member(plan, cluster, members.get(cluster), code=code))
     return [*first, *(_with_replicas(obj, replicas) for obj in plan_objects(at_home)), *far]
 
 
-def _in_member(plan: JobPlan, cluster: str, known: RLClusterSpec | None) -> Iterator[Object]:
+def _in_member(plan: JobPlan, cluster: str, known: RLClusterSpec | None, *, code: Object | None) -> Iterator[Object]:
+    """`code`: the ConfigMap with the user's modules, empty where that is made by somebody else."""
     namespace = plan.namespace if known is None else known.namespace_of(plan.namespace)
     if namespace is None:
         rule = f"must be a cluster that jobs of namespace {plan.namespace} may use"
         raise UserError(field=f"RLCluster {cluster}", rule=rule, fix="map the namespace, or give --namespace")
-    place = MemberPlace(cluster=cluster, namespace=namespace, origin=_NO_UID)
+    place = MemberPlace(cluster=cluster, namespace=namespace, origin=_NO_UID, code=code)
     there = replace(plan, place=place, dials=_dials(plan, cluster))
     yield anchor(there)
     kept = kept_claims(there)

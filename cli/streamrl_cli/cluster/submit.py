@@ -9,6 +9,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from streamrl import names
 from streamrl.errors import EXIT_DONE, UserError, UserErrors
 from streamrl.spec import RLJob
 from streamrl_cli import console
@@ -17,7 +18,6 @@ from streamrl_cli.cluster.bundle import (
     MIB,
     as_written,
     cluster_problems,
-    code_name,
     collect,
     config_map,
     owned,
@@ -83,10 +83,11 @@ async def _apply(job: RLJob, args: argparse.Namespace, *, cluster: ApiClient) ->
         code = config_map(job, bundle, namespace=cluster.namespace)
         with_code(document, job=job)
         await cluster.apply(RLJOB, document, force=args.force, dry_run=True)
-        if before is not None and not args.force:
-            await _refuse_other_code(code, cluster=cluster)
+        is_copied = job.spec.trainer.cluster_name is not None  # when it begins, and never again
+        if before is not None and (is_copied or not args.force):
+            await _refuse_other_code(code, is_copied=is_copied, cluster=cluster)
         await cluster.apply(CONFIG_MAP, code, **how)  # before the job, whose pods wait for it
-        console.out(f"configmap/{code_name(job.metadata.name)}: {', '.join(bundle.files)} ({_size(bundle.bytes)})")
+        console.out(f"configmap/{names.code(job.metadata.name)}: {', '.join(bundle.files)} ({_size(bundle.bytes)})")
         stored = await cluster.apply(RLJOB, document, **how)
         if not args.dry_run:
             await cluster.apply(CONFIG_MAP, owned(code, stored), **how)
@@ -106,7 +107,7 @@ async def _generation(name: str, *, cluster: ApiClient) -> int | None:
         return None
 
 
-async def _refuse_other_code(code: dict[str, Any], *, cluster: ApiClient) -> None:
+async def _refuse_other_code(code: dict[str, Any], *, is_copied: bool, cluster: ApiClient) -> None:
     """The job is there: its code stays what it began with.
 
     Raises `UserError`: a file differs from the one that is stored.
@@ -121,7 +122,7 @@ async def _refuse_other_code(code: dict[str, Any], *, cluster: ApiClient) -> Non
         raise UserError(
             field=f"configmap/{code['metadata']['name']}",
             rule=f"{', '.join(changed)} cannot be changed: pods that start again would go on with other code than the job began with",
-            fix="make a new job, or change it all the same with --force",
+            fix="make a new job" if is_copied else "make a new job, or change it all the same with --force",
         )
 
 

@@ -245,6 +245,7 @@ class Member:
                 try:
                     await self._watch_over(client, text=text, uid=uid)
                 finally:
+                    self._followed = None  # its connection ends here, and nobody may ask over it
                     for each in work:
                         each.cancel()
 

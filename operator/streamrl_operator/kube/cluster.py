@@ -234,7 +234,8 @@ def _belongs(found: Mapping[str, Any], wanted: Mapping[str, Any], *, owner_uid: 
     owners, labels = found["metadata"].get("ownerReferences") or (), found["metadata"].get("labels") or {}
     if any(owner["uid"] == owner_uid for owner in owners):
         return True
-    if owners or labels.get(names.LABEL_JOB) != wanted["metadata"]["labels"][names.LABEL_JOB]:
+    ours = wanted["metadata"]["labels"]
+    if owners or labels.get(names.LABEL_JOB) != ours[names.LABEL_JOB]:
         return False
-    was_ours = labels.get(names.LABEL_JOB_UID) == owner_uid
+    was_ours = labels.get(names.LABEL_JOB_UID, "") == ours[names.LABEL_JOB_UID]  # the owner may be its anchor
     return was_ours or (of(wanted) is CLAIM and not wanted["metadata"].get("ownerReferences"))

@@ -125,6 +125,8 @@ class ApiConnection:
         way = await self._way(timeout.total) if is_ours else {"headers": CIMultiDict()}
         way["headers"].update(headers)
         url = self.access.server + path if is_ours else path
+        if self._session.closed:  # aiohttp has a RuntimeError for that
+            raise aiohttp.ClientConnectionError("the connection was ended")
         async with self._session.request(
             method, url, allow_redirects=False, timeout=timeout, **way, **options
         ) as response:

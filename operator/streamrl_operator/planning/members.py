@@ -78,6 +78,15 @@ def refused(job: RLJob, *, namespace: str, queue: str, members: Mapping[str, Mem
     return problems
 
 
+def replaced(raw: Object, members: Mapping[str, MemberView]) -> list[UserError]:
+    """Why the trainer may not go where its member's name leads: it is in another cluster, with its journal. Nothing: it may."""
+    at, entries = trainer_cluster(raw), job_status.read_job_status(raw).clusters
+    began = [one.cluster_uid for one in entries if one.name == at and at in members and is_another(one, members[at])]
+    rule = f"must name the cluster that the job began in ({''.join(began)}), and names another one now"
+    fix = f"lead RLCluster {at} to the former cluster again, or make a new job"
+    return [UserError(field="spec.trainer.clusterName", rule=rule, got=at, fix=fix)] if began else []
+
+
 def _refused_part(
     field: str, part: Trainer | GeneratorPool, *, namespace: str, queue: str, members: Mapping[str, MemberView]
 ) -> list[UserError]:
@@ -154,14 +163,15 @@ def needed(observed: Observed) -> dict[str, MemberView]:
 
 
 def clusters(observed: Observed, before: RLJobStatus) -> tuple[ClusterStatus, ...]:
-    """The entries of the status."""
+    """The entries of the status. That of the trainer's cluster stays for the job's life: a trainer begins in no second one."""
     wanted, found = needed(observed), {}
+    at = "" if pods.is_leaving(observed.raw) else trainer_cluster(observed.raw)
     for entry in before.clusters:
-        if entry.name in wanted or not is_done(entry, observed):
+        if entry.name in wanted or entry.name == at or not is_done(entry, observed):
             found[entry.name] = entry
     for name, member in wanted.items():
         kept = found.get(name)
-        if kept is None or _is_another(kept, member):
+        if kept is None or (name != at and is_another(kept, member)):
             found[name] = ClusterStatus(name=name, cluster_uid=member.cluster_uid, namespace=member.namespace)
     return tuple(_known(entry, observed.members.get(entry.name)) for entry in found.values())
 
@@ -178,10 +188,11 @@ def is_done(entry: ClusterStatus, observed: Observed) -> bool:
     member = observed.members.get(entry.name)
     if entry.name in _abandoned(observed) or not entry.cluster_uid:  # nothing is written before its UID is known
         return True
-    return member is not None and not member.unreachable and (member.is_clean or _is_another(entry, member))
+    return member is not None and not member.unreachable and (member.is_clean or is_another(entry, member))
 
 
-def _is_another(entry: ClusterStatus, member: MemberView) -> bool:
+def is_another(entry: ClusterStatus, member: MemberView) -> bool:
+    """Whether its name leads to another cluster than that of the entry."""
     return bool(entry.cluster_uid and member.cluster_uid and entry.cluster_uid != member.cluster_uid)
 
 

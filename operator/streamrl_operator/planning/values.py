@@ -120,7 +120,7 @@ class Observed:
     members: Mapping[str, MemberView] = field(default_factory=dict)
     """By name: all that the job's trainer and pools name, and all that it has been in."""
     code: Object | None = None
-    """The ConfigMap with the user's modules as it is at home, where a trainer in a member needs a copy."""
+    """The ConfigMap with the user's modules, where a trainer in a member needs a copy; empty: there is none. None: it is not known."""
     resolved: Mapping[str, str] = field(default_factory=dict)
     """Files of the ConfigMap that pods read the job from; empty while there is none."""
     numbers: Mapping[str, Any] | None = None

@@ -97,7 +97,7 @@ def test_a_trainer_in_a_member_has_its_volumes_there_and_is_dialled_from_home(
 ) -> None:
     far = ("plan", str(EXAMPLE), "--set", "spec.trainer.clusterName=east")
     lines = streamrl(capsys, *far).out
-    begin = lines.index("IN CLUSTER east: 9 objects and 2 Secrets, owned by ConfigMap chain-sum-anchor")
+    begin = lines.index("IN CLUSTER east: 10 objects and 2 Secrets, owned by ConfigMap chain-sum-anchor")
     assert not [line for line in lines[:begin] if "chain-sum-trainer" in line or "chain-sum-journal" in line]
     assert [line.split()[-1] for line in lines[begin:] if line.startswith("  chain-sum-checkpoints")] == ["stays"]
     objects = json.loads("\n".join(streamrl(capsys, *far, "-o", "json").out))["items"]
@@ -113,6 +113,8 @@ def test_a_trainer_in_a_member_has_its_volumes_there_and_is_dialled_from_home(
         if one["kind"] == "PersistentVolumeClaim"
     }
     assert owners == {"chain-sum-journal": True, "chain-sum-checkpoints": False}
+    (copied,) = (one for one in objects if one["metadata"]["name"] == "chain-sum-code")
+    assert copied["metadata"]["labels"][names.LABEL_CLUSTER] == "east"
 
 
 def test_a_given_rlcluster_says_what_is_made_where(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

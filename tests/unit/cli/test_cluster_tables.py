@@ -78,6 +78,14 @@ def test_a_row_has_a_dash_for_what_is_not_known() -> None:
     assert progress(job([])) == "NotSeen: step -/100, reward -, queue -, generators -, bubbles -"
 
 
+def test_a_pool_called_trainer_hides_no_trainer_in_a_member() -> None:
+    far = job([])
+    far["spec"] |= {"trainer": {"clusterName": "east"}, "generators": [{"name": "trainer", "clusterName": "west"}]}
+    lines = list(describe(far, pools=(), pods=(), events=(), now=NOW))
+    found = [line.split()[:3] for line in lines if "--member-context" in line]
+    assert found == [["east", "-", "trainer"], ["west", "-", "trainer"]]
+
+
 def test_a_job_without_anything_is_described() -> None:
     assert list(describe(job([]), pools=(), pods=(), events=(), now=NOW)) == [
         "ml/sum: NotSeen - no operator has looked at it yet",

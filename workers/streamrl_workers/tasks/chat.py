@@ -230,8 +230,6 @@ def open_demonstrations(task: SingleTask, *, model_path: str) -> Demonstrations:
 
 def positions_of(config: Any) -> int | None:  # noqa: ANN401 - JSON
     """What a model's configuration says, of its text part where it has several; None: nothing, or nothing sensible."""
-    for part in (config, config.get("text_config")) if isinstance(config, dict) else ():
-        for name in _POSITIONS if isinstance(part, dict) else ():
-            if isinstance(part.get(name), int):
-                return int(part[name])
-    return None
+    parts = (config, config.get("text_config")) if isinstance(config, dict) else ()
+    found = (part.get(name) for part in parts if isinstance(part, dict) for name in _POSITIONS)
+    return next((positions for positions in found if isinstance(positions, int)), None)

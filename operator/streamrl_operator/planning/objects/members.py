@@ -36,8 +36,8 @@ def copies(plan: JobPlan) -> list[Built]:
         plan.object("v1", "Secret", names.tls_secret(plan.name, role), type=kind, data=dict(leaf))
         for role, leaf in leaves
     ]
-    if plan.has_trainer and code is not None:
-        made = plan.object("v1", "ConfigMap", code["metadata"]["name"])
+    if plan.has_trainer and code:
+        made = plan.object("v1", "ConfigMap", names.code(plan.name))
         copied.append(made | {part: code[part] for part in ("data", "binaryData") if code.get(part)})
     return copied
 
@@ -107,7 +107,8 @@ def dialled(stateful_sets: Iterable[Object]) -> ExposedAddresses | None:
         try:
             container, *_ = each["spec"]["template"]["spec"]["containers"]  # ours is the first
             found = {one["name"]: str(one.get("value")) for one in container["env"]}
-            scheduler, weights = found[keys.ENV_SCHEDULER_ADDRESS], found[keys.ENV_WEIGHTS_ADDRESS]
+            scheduler = found[keys.ENV_SCHEDULER_ADDRESS]
+            weights = found.get(keys.ENV_WEIGHTS_ADDRESS, scheduler)  # with `weights.folder` they dial none
         except (LookupError, TypeError, ValueError, AttributeError):
             continue
         if all(map(_is_address, (scheduler, weights))):

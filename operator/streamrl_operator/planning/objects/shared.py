@@ -97,8 +97,15 @@ class JobPlan:
 
     def pools(self) -> list[GeneratorPool | AgentPool]:
         """Whose pods are in the cluster that is planned for; none while nobody knows where they would dial."""
-        here = [pool for pool in self.job.spec.pools if pool.cluster_name == self._cluster]
-        return here if self.has_trainer or self.dials is not None else []
+        return self._here() if self.has_trainer or self.dials is not None else []
+
+    def waiting(self) -> dict[str, int]:
+        """Pools of the cluster that is planned for which `pools` leaves out -> the pods that each may have."""
+        planned = self.pools()
+        return {pool.name: self.wanted.generators.get(pool.name, 0) for pool in self._here() if pool not in planned}
+
+    def _here(self) -> list[GeneratorPool | AgentPool]:
+        return [pool for pool in self.job.spec.pools if pool.cluster_name == self._cluster]
 
     def generators(self) -> list[GeneratorPool]:
         """Those of generators."""

@@ -150,7 +150,8 @@ def _shared_volumes(plan: JobPlan) -> dict[str, Built]:
         template.VOLUME_TMP: template.scratch(),
     }
     if code is not None:
-        volumes[_VOLUME_CODE] = template.config_map(code.config_map_name)
+        # In a member it is the job's own copy: two jobs may name one at home.
+        volumes[_VOLUME_CODE] = template.config_map(names.code(plan.name) if plan.place else code.config_map_name)
     if _has_ranks(plan):
         volumes[template.VOLUME_SHM] = template.shared_memory()
     return volumes

@@ -316,6 +316,14 @@ async def numbers(client: Client) -> object:
     return answers.read_page(page)
 
 
+async def test_a_connection_that_was_ended_answers_nobody(door: Door) -> None:
+    """A member's is, when its credentials are renewed."""
+    async with client_of(door.answer) as client:
+        pass
+    with pytest.raises(UnavailableError, match="the connection was ended"):
+        await numbers(client)
+
+
 async def test_a_page(client: Client, door: Door) -> None:
     door.serve = lambda _: web.json_response({"step": 1})
     assert await numbers(client) == {"step": 1}

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from streamrl import names
-from streamrl_operator.kube.answers import ConflictError
+from streamrl_operator.apply import Ownership, keep
+from streamrl_operator.kube.answers import ConflictError, KubeError
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError
-from streamrl_operator.kube.kinds import CHILDREN, RLJOB
+from streamrl_operator.kube.kinds import CHILDREN, CLAIM, IN_MEMBERS, RLJOB, Kind
 from streamrl_operator.kube.rest_config import RestConfig
 from support.api_server import ApiServer
 
@@ -95,6 +96,12 @@ async def test_leaves_the_rest_alone(
     assert cluster.find(wanted, owner_uid=UID) is None, "no watch tells when it goes"
 
 
+async def test_a_claim_that_the_job_has_kept_in_a_member_is_its_own(cluster: CachedCluster, server: ApiServer) -> None:
+    """All that it has there is its anchor's."""
+    _, kept = there(server, obj("PersistentVolumeClaim"))
+    assert await cluster.find_or_make(obj("PersistentVolumeClaim", owner="u-anchor"), owner_uid="u-anchor") == kept
+
+
 async def test_what_nobody_has_is_made_without_asking(cluster: CachedCluster, server: ApiServer) -> None:
     wanted = obj("Secret", owner=UID)
     made = await cluster.find_or_make(wanted, owner_uid=UID)
@@ -143,3 +150,24 @@ async def test_what_waited_for_its_namespace_is_looked_at_when_all_of_it_is_know
         cluster.cache_sync.listed("n", kind)
     assert cluster.cache_sync.is_whole("n")
     assert changed == [(("n", "x"), True)]
+
+
+@pytest.mark.parametrize("kinds", [CHILDREN, IN_MEMBERS], ids=["claims are followed", "claims are not"])
+async def test_a_claim_that_outlives_its_job_has_no_owner_whether_claims_are_followed_or_not(
+    server: ApiServer, kinds: tuple[Kind, ...]
+) -> None:
+    path, claim = there(server, obj("PersistentVolumeClaim", owner="u-anchor"))
+    owner = Ownership(namespace="n", job="j", uid="u-anchor")
+    async with server.client() as client:
+        cluster = CachedCluster(client, lambda *_: None, kinds=kinds)
+        if cluster.has(CLAIM):
+            cluster._stores[CLAIM].put(claim)
+        await keep(cluster, ["x", "gone"], owner=owner)
+    assert "ownerReferences" not in server.objects[path]["metadata"]
+
+
+async def test_what_owns_a_claim_does_not_go_while_nobody_tells_of_the_claim() -> None:
+    async with Client(RestConfig(server="http://127.0.0.1:1", tls=None)) as client:
+        cluster = CachedCluster(client, lambda *_: None, kinds=IN_MEMBERS)
+        with pytest.raises(KubeError):
+            await keep(cluster, ["x"], owner=Ownership(namespace="n", job="j", uid="u-anchor"))
