@@ -41,8 +41,7 @@ def test_a_run_sends_no_more_than_its_budget_and_goes_on_with_a_greater_one(tmp_
         first_tries = sum(number % 20 != 7 for number in range(len(endpoint.bodies)))
         assert BUDGET - 32 * 4 < first_tries <= BUDGET, "what was on its way at a death is counted, and never came"
         run.assert_exact()
-        done = run.steps()
-        assert 0 < done < STEPS
+        assert run.steps() < STEPS
 
         file = run.folder / "job.json"
         raised = json.loads(file.read_text())

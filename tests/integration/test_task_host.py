@@ -102,6 +102,7 @@ def test_a_config_that_comes_late_is_waited_for(tmp_path: Path, host: Host) -> N
         "memory_limit_bytes": 1 << 30,
         "start_timeout_s": WAIT_S,
         "only_agents": False,
+        "supervised": None,
     }
     data = framing.encode(config)
     wait_for(lambda: _listens(host.socket), what="the host to listen")

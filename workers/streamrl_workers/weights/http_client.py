@@ -108,9 +108,9 @@ class HttpSource:
         except HTTPException as error:
             raise SourceRefusedError(f"this is no server of weights: {_reason(error)[:_REASON_BYTES]}") from None
         except asyncio.CancelledError:
+            future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody wants to know
             self.abort()
             await asyncio.wait([future])
-            future.exception()  # nobody wants to know
             raise
 
     # ---- in the thread
