@@ -1,6 +1,5 @@
 """Real runs that learn from rows, without generators: kills change no weight, every row is trained once a pass, bad rows are named."""
 
-import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ import pytest
 from streamrl_cli.replaying.history import read_history
 from streamrl_cli.reporting.samples import of_group
 from streamrl_workers.metrics.jsonl import read_jsonl
-from support.runs import LocalRun, streamrl, wait_for
+from support.replayed_runs import ended_run
+from support.runs import LocalRun, streamrl
 from support.supervised_jobs import PASSES, STEPS, TRAINED, supervised_job, write_model, write_rows
 
 pytestmark = pytest.mark.timeout(1800)
@@ -22,16 +22,7 @@ WORKERS = ("scheduler", "trainer-0")
 def run_of(job: dict[str, Any], base: Path, *, kills: int = 0, seed: int = 0) -> LocalRun:
     """A run that has ended, with so many deaths."""
     write_model(base)
-    rng = random.Random(seed)
-    run = LocalRun.start(job, folder=base / "run", base_dir=base)
-    for moment in sorted(rng.sample(range(STEPS - 2), kills)):
-        wait_for(
-            lambda at=moment: run.steps() >= at or run.process.poll() is not None,
-            what=f"step {moment}; {run.logs()}",
-            deadline_s=PATIENCE_S,
-        )
-        run.kill(rng.choice(WORKERS))
-    assert run.process.wait(PATIENCE_S) == 0, run.logs()
+    run = ended_run(job, base, steps=STEPS, kills=kills, seed=seed, workers=WORKERS, patience_s=PATIENCE_S)
     run.assert_exact()
     return run
 

@@ -1,6 +1,7 @@
 """Real runs of a tiny model with kills at random moments, and their replays."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,21 @@ def run_with_kills(job: dict[str, Any], base: Path, *, seed: int, kills: int) ->
     """A run that has ended, with so many deaths of workers: generators leave and join, the trainer takes steps back."""
     base.mkdir(exist_ok=True)
     write_prompts(base / "prompts.jsonl")
+    return ended_run(job, base, steps=STEPS, kills=kills, seed=seed, workers=WORKERS, patience_s=PATIENCE_S)
+
+
+def ended_run(
+    job: dict[str, Any], base: Path, *, steps: int, kills: int, seed: int, workers: Sequence[str], patience_s: float
+) -> LocalRun:
+    """A run of so many steps that has ended, with so many deaths of `workers` at random steps."""
     rng = random.Random(seed)
     run = LocalRun.start(job, folder=base / "run", base_dir=base)
-    for moment in sorted(rng.sample(range(STEPS - 2), kills)):
+    for moment in sorted(rng.sample(range(steps - 2), kills)):
         wait_for(
             lambda at=moment: run.steps() >= at or run.process.poll() is not None,
             what=f"step {moment}; {run.logs()}",
-            deadline_s=PATIENCE_S,
+            deadline_s=patience_s,
         )
-        run.kill(rng.choice(WORKERS))  # one that is just being started again is left alone
-    assert run.process.wait(PATIENCE_S) == 0, run.logs()
+        run.kill(rng.choice(workers))  # one that is just being started again is left alone
+    assert run.process.wait(patience_s) == 0, run.logs()
     return run
