@@ -1,12 +1,12 @@
 """`streamrl top RUN|JOB`: a run folder, or a job of a cluster, as it goes: drawn again every second until the run ends or Ctrl-C.
 
-Shows what the live view of `streamrl run` shows. Of a job it reads the scheduler's page through the API server where the user may (`get` of
-`pods/proxy`); else it shows what `streamrl status JOB` does. Where there is no terminal, and with `--once`, it is written once.
+Shows what the live view of `streamrl run` shows. Of a job it reads the scheduler's page through the API server of the trainer's cluster where the
+user may (`get` of `pods/proxy`; in a member with `--member-context`); else it shows what `streamrl status JOB` does. Where there is no terminal, and with `--once`, it is written once.
 """
 
 import argparse
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from streamrl.spec import parse_job
 from streamrl.text import plain
 from streamrl_cli.cluster.api import ApiClient, RetryDeadline, UnreachableError, add_connection, connect
 from streamrl_cli.cluster.jobs import ENDED, describe, lost_members, pool_places, state
+from streamrl_cli.cluster.members import add_member_contexts, members_of
 from streamrl_cli.cluster.status import look
 from streamrl_cli.runner.folder import RunFolder, open_folder
 from streamrl_cli.runner.progress import RunProgress
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN|JOB", help="a run folder, or the name of a job")
     parser.add_argument("--once", action="store_true", help="show it once")
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks (default: 1)")
+    add_member_contexts(parser)
     add_connection(parser)
 
 
@@ -57,9 +59,8 @@ def run(args: argparse.Namespace) -> int:
 
 async def show_job(args: argparse.Namespace) -> None:
     """Show a job of a cluster."""
-    async with connect(args) as cluster:
-        job = _WatchedJob(args.run, cluster=cluster)
-        await _show(job.draw, args=args)
+    async with connect(args) as cluster, members_of(await cluster.get(RLJOB, args.run), args) as members:
+        await _show(_WatchedJob(args.run, cluster=cluster, members=members).draw, args=args)
 
 
 async def _show(draw: Callable[[], Awaitable[Drawn]], *, args: argparse.Namespace) -> None:
@@ -85,9 +86,9 @@ async def _draw_folder(progress: RunProgress) -> Drawn:
 class _WatchedJob:
     """One job of a cluster, and what was seen of it."""
 
-    def __init__(self, name: str, *, cluster: ApiClient) -> None:
+    def __init__(self, name: str, *, cluster: ApiClient, members: Mapping[str, ApiClient]) -> None:
         self._name = name
-        self._cluster = cluster
+        self._cluster, self._members = cluster, members
         self._progress: RunProgress | None = None
         self._patience = RetryDeadline()
         self._drawn: Drawn = Text(), False
@@ -106,8 +107,10 @@ class _WatchedJob:
     async def _look(self) -> Drawn:
         job = await self._cluster.get(RLJOB, self._name)
         has_ended = state(job) in ENDED
+        there = job["spec"].get("trainer", {}).get("clusterName")
+        at = self._cluster if there is None else self._members.get(there)
         pod = f"{names.trainer(self._name)}-0"
-        page = None if has_ended else await self._cluster.page(pod, port=names.PORT_SIGNALS)
+        page = None if has_ended or at is None else await at.page(pod, port=names.PORT_SIGNALS)
         if page is not None:
             if self._progress is None:
                 meta = {key: job["metadata"][key] for key in ("name", "namespace")}
@@ -117,6 +120,6 @@ class _WatchedJob:
             self._progress.take_page(page)
             lost = [Text(f"not reached: {plain(lost_members(job))}", style="yellow")] if lost_members(job) else []
             return Group(run_panel(self._progress, places=pool_places(job)), *lost), has_ended
-        found = await look(self._name, cluster=self._cluster)
+        found = await look(self._name, cluster=self._cluster, members=self._members)
         lines = describe(job, pools=found["pools"], pods=found["pods"], events=found["events"], now=datetime.now(UTC))
         return Group(Panel(Text("\n".join(map(plain, lines))), border_style="cyan")), has_ended

@@ -174,9 +174,11 @@ def test_streamrl_cluster_joins_lists_and_leaves(
     config = ("--kubeconfig", str(both(pair, tmp_path / "config")), "--operator-namespace", pair.lab.namespace)
     mapped = f"{pair.lab.namespace}={pair.there.namespace}"
     asked = ("--member-context", "east", "--map", mapped, "--node-port", "192.0.2.7")
-    done = streamrl(capsys, "cluster", "join", pair.name, *asked, *config)
+    done = streamrl(capsys, "cluster", "join", pair.name, *asked, "--trainers", "192.0.2.8", *config)
     assert done.code == 0, done.err
     pair.wait_connected(operator)
+    given = pair.lab.cluster.api.get(pair.path).expect()["spec"]
+    assert given["trainers"] == {"exposure": {"nodePort": {"host": "192.0.2.8"}}}
     pair.lab.create("rljobs", job(pair.name))
     pair.lab.wait(lambda: made_there(pair.there, JOB) == MADE_THERE, "the job's objects in the member", operator)
     ports = {one["name"]: one["nodePort"] for one in pair.lab.must("services", f"{JOB}-exposed")["spec"]["ports"]}

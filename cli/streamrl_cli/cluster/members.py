@@ -55,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="… through a Gateway that passes TLS, and is there for them",
     )
     join.add_argument(
+        "--trainers",
+        nargs="?",
+        const="",
+        metavar="HOST",
+        help="trainers of jobs may lie there too; pools elsewhere reach them at node ports of HOST (absent: all pools lie there)",
+    )
+    join.add_argument(
         "--server", metavar="URL", help="the member's API server as the operator sees it (default: the context's)"
     )
     join.add_argument(
@@ -182,11 +189,14 @@ def _spec(args: argparse.Namespace) -> dict[str, Any]:
     pairs = [pair.partition("=") for pair in args.map]
     if any(not (hub and member) for hub, _, member in pairs):
         raise UserError(field="--map", rule="must be HUB=MEMBER", got=" ".join(args.map))
-    return {
+    spec = {
         "source": {"kubeconfigSecretName": _secret_name(args.name)},
         "namespaces": [{"hub": hub, "member": member} for hub, _, member in pairs],
         "exposure": _exposure(args),
     }
+    if args.trainers is not None:
+        spec["trainers"] = {"exposure": {"nodePort": {"host": args.trainers}}} if args.trainers else {}
+    return spec
 
 
 def _exposure(args: argparse.Namespace) -> dict[str, Any]:

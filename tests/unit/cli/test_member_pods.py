@@ -177,3 +177,16 @@ async def test_a_trainer_that_is_elsewhere_is_shown_and_its_logs_say_where(
     )
     await said(logs, [config[1]])
     assert capsys.readouterr().err.splitlines() == [f"trainer: {where}"]
+
+
+async def test_top_reads_a_trainer_that_is_elsewhere_in_the_name_of_the_person(
+    config: tuple[OneCluster, str], job: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    job["spec"]["trainer"]["clusterName"] = "east"
+    member, kubeconfig = config
+    page = f"/api/v1/namespaces/pools/pods/simulated-trainer-0:{names.PORT_SIGNALS}/proxy/status"
+    member.objects[page] = {"queue": 4711, "generators": []}
+    await said(top, [kubeconfig])
+    assert "4711" not in capsys.readouterr().out
+    await said(top, [kubeconfig, "--member-context", "far"])
+    assert "4711" in capsys.readouterr().out
