@@ -4,10 +4,12 @@
     hub: operator, scheduler, trainer ──link of 40 ms, R Mbit/s── member: all generators        tests/cluster/harness/two_clusters.py
 ```
 `python benchmarks/wan.py [--sizes 10,25,50,100] [--mbits 200] [--seconds 2] [--steps 12]`. Needs root and Debian's containerd (docs/testing-on-kubernetes.md).
+`python benchmarks/wan.py --simulated` needs nothing: it prints the second table alone.
 
 Simulated engines: a step takes its fixed time, samples are made in a tenth of it, so that weights' way is all that differs; bytes are real. For each size
 of the weights a job with its generators at home, then one with them in the member for each rate. Printed: seconds a step (median of the later
-half) of both, what a version needs on the link, and the bytes that passed it for each step as copies of a version.
+half) of both, what the simulator says, what a version needs on the link, and the bytes that passed it for each step as copies of a version.
+The second table is the simulator's alone, for models of real sizes.
 """
 
 import argparse
@@ -29,10 +31,17 @@ from e2e.conftest import in_both  # noqa: E402
 from e2e.jobs import simulated  # noqa: E402
 from e2e.stage import RUN_S, Stage  # noqa: E402
 from streamrl import keys  # noqa: E402
+from streamrl_cli.simulation.reading import parse_scenario  # noqa: E402
+from streamrl_cli.simulation.results import steady_step_s  # noqa: E402
+from streamrl_cli.simulation.world import simulate  # noqa: E402
 
 RTT_MS = 40.0
 JOB = "wan"
 MEGABYTE = 1_000_000
+VERSIONS = {"7B, delta of 3.4 %": 520.0, "7B": 15_200.0, "32B, delta of 3.4 %": 2_230.0, "32B": 65_500.0}
+"""Megabytes in bfloat16."""
+MBITS = (200.0, 1_000.0, 10_000.0)
+STEPS_S = (30.0, 120.0, 600.0)
 
 
 def job(*, megabytes: float, step_s: float, steps: int, cluster: str | None) -> dict[str, Any]:
@@ -45,6 +54,38 @@ def job(*, megabytes: float, step_s: float, steps: int, cluster: str | None) -> 
     if cluster is not None:
         pool["clusterName"] = cluster
     return made
+
+
+def simulated_step_s(*, megabytes: float, mbit: float, step_s: float) -> float:
+    """Seconds a step of such a job, says the simulator."""
+    pool = {
+        "name": "far",
+        "clusterName": "member",
+        "scaling": {"static": {"replicas": 2}},
+        "latency": [{"batch": 1, "milliseconds": 100 * step_s / 64}],
+        "bandwidth": str(round(mbit * 1e6 / 8)),
+        "linkSeconds": RTT_MS / 2000,
+    }
+    scenario = {
+        "groupSize": 4,
+        "pipeline": {"mode": "StreamAsync", "batchGroups": 4, "steps": 40},
+        "pools": [pool],
+        "lengths": {"logNormal": {"medianTokens": 12, "sigma": 0.1}},
+        "trainer": {"secondsPerStep": step_s, "weightBytes": round(megabytes * MEGABYTE)},
+    }
+    found = steady_step_s(simulate(parse_scenario(scenario)).measures.steps)
+    assert found is not None
+    return found
+
+
+def print_simulated() -> None:
+    """What a link does to models of real sizes: a step's time, over that without a link."""
+    print("| a version | link | " + " | ".join(f"step {step_s:g} s" for step_s in STEPS_S) + " |")
+    print("|---|---|" + "---|" * len(STEPS_S))
+    for name, megabytes in VERSIONS.items():
+        for mbit in MBITS:
+            times = [simulated_step_s(megabytes=megabytes, mbit=mbit, step_s=step_s) / step_s for step_s in STEPS_S]
+            print(f"| {name} | {mbit / 1000:g} Gbit/s | " + " | ".join(f"{time:.2f}" for time in times) + " |")
 
 
 def seconds_a_step(run_dir: Path) -> float:
@@ -81,11 +122,15 @@ def main() -> None:
     parser.add_argument("--mbits", type=numbers, default=[200.0], help="of the link")
     parser.add_argument("--seconds", type=float, default=2.0, help="of a step")
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--simulated", action="store_true", help="the simulator alone")
     args = parser.parse_args()
+    if args.simulated:
+        print_simulated()
+        return
     print(
-        "| weights MB | link Mbit/s | a version on the link, s | a step, s | at home, s | copies over the link for each step |"
+        "| weights MB | link Mbit/s | a version on the link, s | a step, s | at home, s | simulated, s | copies over the link for each step |"
     )
-    print("|---|---|---|---|---|---|", flush=True)
+    print("|---|---|---|---|---|---|---|", flush=True)
     common = {"step_s": args.seconds, "steps": args.steps}
     with TwoClusters() as two, in_both(two) as place:
         for megabytes in args.sizes:
@@ -95,9 +140,12 @@ def main() -> None:
                 found, passed = measure(two, place, job(megabytes=megabytes, cluster=place[1].name, **common))
                 copies = passed / (megabytes * MEGABYTE * args.steps)
                 way_s = 8 * megabytes / mbit
+                told = simulated_step_s(megabytes=megabytes, mbit=mbit, step_s=args.seconds)
                 print(
-                    f"| {megabytes:g} | {mbit:g} | {way_s:.1f} | {found:.2f} | {home:.2f} | {copies:.2f} |", flush=True
+                    f"| {megabytes:g} | {mbit:g} | {way_s:.1f} | {found:.2f} | {home:.2f} | {told:.2f} | {copies:.2f} |",
+                    flush=True,
                 )
+    print_simulated()
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ MEDIAN_WORDS, NINTH_WORDS = 18, 30
 """The most words of a page's median sentence, and of the one that nine in ten do not exceed."""
 NOT_YET: dict[str, tuple[int, int]] = {}
 """Pages with longer ones, and how long they are now. Figures only shrink; a page that is within the bounds leaves the list."""
-MOST_WORDS = 30_000
-"""Of README and docs together, without decisions and reference. It grows with features alone."""
+MOST_WORDS = 28_000
+"""Of README and docs together, without decisions and reference. It grows with features alone. A word has a letter or a digit: lines of tables have none."""
 
 
 @pytest.mark.parametrize("page", guides(), ids=lambda page: page.name)
@@ -33,7 +33,6 @@ def test_the_list_of_long_pages_only_shrinks() -> None:
 
 
 def test_the_docs_do_not_grow() -> None:
-    words = sum(
-        len(page.text.split()) for page in guides() if page.name == "README.md" or page.name.startswith("docs/")
-    )
+    pages = [page.text for page in guides() if page.name == "README.md" or page.name.startswith("docs/")]
+    words = sum(any(map(str.isalnum, word)) for text in pages for word in text.split())
     assert words <= MOST_WORDS

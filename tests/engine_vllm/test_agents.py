@@ -22,4 +22,4 @@ def test_each_trained_token_stands_behind_what_its_engine_had(tmp_path: Path) ->
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_ten_thousand_turns(tmp_path: Path) -> None:
-    check_conversations(tmp_path, engine=VLLM, steps=24, batch_groups=32, least=10_000, deadline_s=2400.0)
+    check_conversations(tmp_path, engine=VLLM, steps=32, batch_groups=32, least=10_000, deadline_s=2400.0)

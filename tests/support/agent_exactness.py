@@ -44,7 +44,7 @@ def run_traffic(
         assert line["reward_failed"] == 0
         told = line["trainer"]
         compared = [value for name, value in told.items() if name.startswith("train_infer_logprob_diff_tokens/")]
-        assert sum(compared) == told["tokens"], "those of earlier versions too"
+        assert sum(compared) == told["forward_tokens"], "all but groups of equal rewards"
         assert max(value for name, value in told.items() if "logprob_diff_max" in name) < MAX_DIFF_NATS
     tokenizer = piece_tokenizer()
     for sample, texts in stored_samples(run.folder):
