@@ -18,6 +18,7 @@ from cluster.harness.processes import wait_until
 from streamrl import names
 from streamrl_cli.cluster import api
 from streamrl_cli.cluster.jobs import follow
+from support.chart import CHART, runner
 from support.command import streamrl
 from support.ports import free_port
 
@@ -81,6 +82,30 @@ def test_status_shows_the_table_and_the_detail(
         "Warning  PodLost  generator sum-fixed-1 was evicted",
     ):
         assert text in detail
+
+
+def test_the_role_edit_is_enough(
+    control_plane: Cluster, namespace: str, job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    helm = runner(tmp_path / "helm", control_plane.kubeconfig)
+    values = f"crds.install=false,images.registry=r.example.com,watchNamespaces={{{namespace}}}"
+    helm("install", "rl", str(CHART), "--namespace", namespace, "--set", values)
+    control_plane.kubectl("create", "serviceaccount", "ann", "-n", namespace)
+    ann = f"--serviceaccount={namespace}:ann"
+    control_plane.kubectl("create", "rolebinding", "ann", "--clusterrole=edit", ann, "-n", namespace)
+    can = ("auth", "can-i", "create", "rljobs", f"--as=system:serviceaccount:{namespace}:ann", "-n", namespace)
+    wait_until(
+        lambda: control_plane.kubectl(*can, check=False).returncode == 0,
+        what="the role edit to have the rules of the chart",
+        deadline_s=SOON_S,
+    )
+    own = ("--kubeconfig", str(control_plane.kubeconfig_of_account(namespace, "ann")), "-n", namespace)
+    assert streamrl(capsys, "submit", str(job_file), *own).code == 0
+    make_event(control_plane, namespace, stored(control_plane, namespace, "rljobs/sum"))
+    for command in (("status",), ("status", "sum"), ("top", "sum", "--once"), ("logs", "sum"), ("suspend", "sum")):
+        assert not [line for line in streamrl(capsys, *command, *own).err if "may not" in line], command
+    assert "generator sum-fixed-1 was evicted" in "\n".join(streamrl(capsys, "status", "sum", *own).out)
+    helm("uninstall", "rl", "--namespace", namespace, "--no-hooks")
 
 
 def make_pool(cluster: Cluster, namespace: str, *, history: bool = False) -> None:

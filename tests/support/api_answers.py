@@ -85,7 +85,7 @@ class ApiAnswers:
         for plural, version, kind, items in (
             ("rljobs", "streamrl.io/v1alpha1", "RLJob", self.jobs),
             ("generatorpools", "streamrl.io/v1alpha1", "GeneratorPool", self.pools),
-            ("events", "events.k8s.io/v1", "Event", self.events),
+            ("events", "v1", "Event", self.events),
         ):
             if request.path.endswith(plural):
                 answer = {"apiVersion": version, "kind": f"{kind}List", "metadata": {"resourceVersion": "9"}}

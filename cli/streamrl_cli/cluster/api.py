@@ -384,6 +384,9 @@ def _text(line: bytes) -> str:
 
 def _no_exec(call: Call, *, code: int) -> UserError | UserErrors:
     """The error where no command was run; a handshake that is refused has no body."""
+    if code in (HTTPStatus.NOT_FOUND, HTTPStatus.INTERNAL_SERVER_ERROR):  # so of a container that waits
+        rule = f"runs no commands ({code}): the container is not there yet or no more, or its node does not answer"
+        return UserError(field=call.thing, rule=rule, fix="see `streamrl status`")
     if code != HTTPStatus.FORBIDDEN:
         return refusal(call, code=code, body=b"")
     return UserError(

@@ -14,7 +14,7 @@ from streamrl.errors import EXIT_DONE, EXIT_FAULT
 from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, RetryDeadline, UnreachableError
 from streamrl_cli.cluster.output import age, percent, section, text
-from streamrl_operator.kube.kinds import EVENT, RLJOB
+from streamrl_operator.kube.kinds import RLJOB, Kind
 from streamrl_operator.planning.members import clusters_by_pool
 from streamrl_operator.planning.pods import containers, is_leaving, is_ready
 from streamrl_operator.planning.values import trainer_cluster
@@ -23,6 +23,8 @@ SUCCEEDED, FAILED, SUSPENDED, SUSPENDING = "Succeeded", "Failed", "Suspended", "
 RUNNING, DELETING, NOT_SEEN = "Running", "Deleting", "NotSeen"
 ENDED = (SUCCEEDED, FAILED)
 HEAD = ("NAME", "STATE", "STEP", "REWARD", "QUEUE", "BUBBLES", "GENERATORS", "AGE")
+EVENT = Kind(api_version="v1", kind="Event", plural="events")
+"""Of the old group: the roles `view` and `edit` of a cluster read no other."""
 MOST_EVENTS = 10
 MOST_CHANGES = 5
 INTERVAL_S = 2.0
@@ -264,7 +266,7 @@ def event_time(event: Object) -> str:
     series = event.get("series") or {}
     return str(
         series.get("lastObservedTime")
-        or event.get("deprecatedLastTimestamp")
+        or event.get("lastTimestamp")
         or event.get("eventTime")
         or event["metadata"].get("creationTimestamp")
         or ""
@@ -273,13 +275,17 @@ def event_time(event: Object) -> str:
 
 def event_text(event: Object) -> str:
     """Its message on one line."""
-    return " ".join(str(event.get("note") or event.get("message") or "").split())
+    return " ".join(str(event.get("message") or "").split())
 
 
 async def events_of(job: Object, *, cluster: ApiClient) -> list[Object]:
     """What was told of this very job."""
-    meta = job["metadata"]
-    return await cluster.find(EVENT, fields=f"regarding.name={meta['name']},regarding.uid={meta['uid']}")
+    return await cluster.find(EVENT, fields=about(job))
+
+
+def about(job: Object) -> str:
+    """The field selector of a job's events."""
+    return f"involvedObject.name={job['metadata']['name']},involvedObject.uid={job['metadata']['uid']}"
 
 
 async def follow(name: str, *, cluster: ApiClient, interval_s: float = INTERVAL_S, say: Say = console.out) -> int:

@@ -21,9 +21,9 @@ from typing import Any, Generic, TypeVar
 from streamrl import names
 from streamrl.errors import UserError, UserErrors
 from streamrl_cli.cluster.api import ApiClient, Object
-from streamrl_cli.cluster.jobs import ENDED, state
+from streamrl_cli.cluster.jobs import ENDED, EVENT, about, state
 from streamrl_cli.ui.state import RunCurves, RunStatus, checked_curves, checked_status
-from streamrl_operator.kube.kinds import EVENT, GENERATOR_POOL, RLJOB, Kind
+from streamrl_operator.kube.kinds import GENERATOR_POOL, RLJOB, Kind
 
 JobKey = tuple[str, str]
 """Namespace and name."""
@@ -197,11 +197,11 @@ class ClusterJobs:
         job = _by_key(self._list.latest or JobList(), key)
         if job is None:
             return JobDetail()
-        (namespace, name), uid = key, job["metadata"]["uid"]
+        namespace, name = key
         cluster = self._cluster.within(namespace)
         (pools, no_pools), (events, no_events), (status, curves) = await asyncio.gather(
             self._some(GENERATOR_POOL, cluster=cluster, labels=f"{names.LABEL_JOB}={name}"),
-            self._some(EVENT, cluster=cluster, fields=f"regarding.name={name},regarding.uid={uid}"),
+            self._some(EVENT, cluster=cluster, fields=about(job)),
             self._said(job, cluster=cluster),
         )
         faults = (*no_pools, *no_events)

@@ -96,7 +96,7 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
 - apiGroups: [streamrl.io]
   resources: [rljobs, generatorpools]
   verbs: [list]
-- apiGroups: [events.k8s.io]
+- apiGroups: [""]
   resources: [events]
   verbs: [list]
 {{- if .Values.ui.askSchedulers }}

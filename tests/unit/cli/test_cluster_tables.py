@@ -135,7 +135,7 @@ def test_the_newest_events_and_changes_are_shown_oldest_first() -> None:
     ]
     pool = {"spec": {"poolName": "local", "scaling": "auto"}, "status": {"scalingHistory": changes}}
     events = [
-        {"metadata": {}, "eventTime": f"2026-01-02T11:{minute}:00.000000Z", "note": f"event\n{minute}"}
+        {"metadata": {}, "eventTime": f"2026-01-02T11:{minute}:00.000000Z", "message": f"event\n{minute}"}
         for minute in range(10, 40)
     ]
     lines = list(describe(job([]), pools=[pool], pods=(), events=events, now=NOW))

@@ -56,7 +56,7 @@ def objects() -> dict[str, list[dict[str, Any]]]:
         "spec": {"nodeName": TEXT, "containers": [{"name": names.CONTAINER_SCHEDULER}]},
         "status": {"phase": TEXT, "containerStatuses": [waiting]},
     }
-    event = {"metadata": meta | {"name": "e"}, "type": TEXT, "reason": TEXT, "note": TEXT, "eventTime": at}
+    event = {"metadata": meta | {"name": "e"}, "type": TEXT, "reason": TEXT, "message": TEXT, "eventTime": at}
     return {"rljobs": [job], "generatorpools": [pool], "pods": [pod], "events": [event]}
 
 

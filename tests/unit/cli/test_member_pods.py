@@ -44,7 +44,7 @@ class OneCluster:
         if last == "pods":
             self.selectors.append(request.query["labelSelector"])
         kinds = {"generatorpools": ("streamrl.io/v1alpha1", "GeneratorPoolList"), "pods": ("v1", "PodList")}
-        version, kind = kinds.get(last, ("events.k8s.io/v1", "EventList"))
+        version, kind = kinds.get(last, ("v1", "EventList"))
         items = self.pods if last == "pods" else []
         return web.json_response(
             {"apiVersion": version, "kind": kind, "metadata": {"resourceVersion": "1"}, "items": items}

@@ -102,7 +102,7 @@ class Served:
         if request.path.endswith("/rljobs/simulated"):
             return web.json_response(self.job)
         kind = {"generatorpools": ("streamrl.io/v1alpha1", "GeneratorPoolList"), "pods": ("v1", "PodList")}
-        version, name = kind.get(request.path.rsplit("/", 1)[-1], ("events.k8s.io/v1", "EventList"))
+        version, name = kind.get(request.path.rsplit("/", 1)[-1], ("v1", "EventList"))
         return web.json_response(
             {"apiVersion": version, "kind": name, "metadata": {"resourceVersion": "1"}, "items": []}
         )

@@ -136,7 +136,7 @@ async def test_names_and_messages_of_strangers_are_text(shown: Shown) -> None:
         job("first", message=HOSTILE, checkpointPath=HOSTILE, pools=[{"name": HOSTILE, "desired": 1, "ready": 1}])
     ]
     about = {"name": "e", "namespace": "ml", "uid": "e", "resourceVersion": "1", "creationTimestamp": HOSTILE}
-    served.events = [{"metadata": about, "type": HOSTILE, "reason": HOSTILE, "note": HOSTILE}]
+    served.events = [{"metadata": about, "type": HOSTILE, "reason": HOSTILE, "message": HOSTILE}]
     served.pools = [
         {
             "metadata": about,
@@ -165,7 +165,7 @@ async def test_who_may_not_ask_pods_or_see_events_sees_the_rest(shown: Shown) ->
     shown.served.refused = {"proxy", "events"}
     page = await shown.html(JOB_PATH, asked("first"))
     assert "The scheduler is not reached" in page
-    assert "user page may not list events.events.k8s.io in namespace ml" in page
+    assert "user page may not list events in namespace ml" in page
     assert "5/20" in page
 
 
