@@ -4,6 +4,7 @@ A model of one narrow layer with the vocabulary of Qwen2.5, float32 on a process
 process of its own; its peak is the resident memory above that of the loaded model, with a gradient for each weight.
 
     python benchmarks/trainer_memory.py [THREADS]
+    python benchmarks/trainer_memory.py tuning    # all weights, adapters and a side path on 24 layers, with a small vocabulary
 """
 
 import resource
@@ -15,13 +16,20 @@ from array import array
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from streamrl.spec.training import Lora, Sherl
+from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.trainer.engines.forward import Forward, MicroBatch, make_batch
 from streamrl_workers.trainer.engines.logprobs import answer_logprobs
+from streamrl_workers.trainer.engines.lora import add_adapters
 from streamrl_workers.trainer.engines.packing import PackedSample
+from streamrl_workers.trainer.engines.sharding import recompute_blocks
 
 VOCABULARY = 151_936
 SETTINGS = (("whole", 1024), ("whole", 2048), ("whole", 4096), ("chunks", 2048), ("chunks", 4096), ("chunks", 16_384))
 MIB = 2**20
+TUNED_TOKENS, TUNED_VOCABULARY = 1024, 1000
+TUNINGS = ("all weights", "lora, rank 16", "sherl, lateLayers 2, width 64")
+RECOMPUTED = ", activationCheckpointing"
 
 
 def head_model() -> Qwen2ForCausalLM:
@@ -39,15 +47,36 @@ def head_model() -> Qwen2ForCausalLM:
     ).eval()
 
 
-def batch_of(tokens: int) -> MicroBatch:
+def tuned_model(tuning: str) -> Qwen2ForCausalLM:
+    """Of 24 layers and 25M parameters."""
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=TUNED_VOCABULARY,
+            hidden_size=256,
+            intermediate_size=1024,
+            num_hidden_layers=24,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+    ).eval()
+    if tuning.startswith("lora"):
+        add_adapters(model, Lora())
+    if tuning.startswith("sherl"):
+        train_side_path(model, Sherl())
+    if tuning.endswith(RECOMPUTED):
+        recompute_blocks(model)
+    return model
+
+
+def batch_of(tokens: int, *, vocabulary: int = VOCABULARY) -> MicroBatch:
     sample = PackedSample(
         group_id=0,
         index=0,
-        tokens=array("i", [(7919 * place) % VOCABULARY for place in range(tokens + 1)]),
+        tokens=array("i", [(7919 * place) % vocabulary for place in range(tokens + 1)]),
         places_N=array("i", range(1, tokens + 1)),
         behaviour_N=array("f", [0.0] * tokens),
         advantages_N=array("d", [1.0] * tokens),
-        fresh_N=array("b", [1] * tokens),
     )
     return make_batch([sample], aggregation="TokenMean", device=torch.device("cpu"))
 
@@ -68,6 +97,28 @@ def by_chunks(model: Qwen2ForCausalLM, batch: MicroBatch) -> None:
     answer_logprobs(model)
     logprobs_N, _ = Forward(model, temperature=1.0).logprobs_entropy(batch)
     logprobs_N.sum().backward()
+
+
+def measure_tuning(tuning: str) -> None:
+    """In a process of its own: trained weights, MiB of a pass, seconds of a processor."""
+    torch.set_num_threads(1)
+    model, batch = tuned_model(tuning), batch_of(TUNED_TOKENS, vocabulary=TUNED_VOCABULARY)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter).fill_(0.0)
+    before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began_s = time.process_time()
+    by_chunks(model, batch)
+    took_s = time.process_time() - began_s
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    weights = sum(parameter.numel() for parameter in trained)
+    print(f"| {tuning} | {weights:,} | {(peak_kib - before_kib) * 1024 / MIB:,.0f} | {took_s:.1f} |", flush=True)
+
+
+def compare_tunings() -> None:
+    print("| tuning | trained weights | MiB | processor seconds |\n|---|---|---|---|", flush=True)
+    for tuning in (*TUNINGS, *(tuning + RECOMPUTED for tuning in TUNINGS)):
+        subprocess.run([sys.executable, __file__, "tuning", tuning], check=True)
 
 
 def measure(way: str, tokens: int, threads: int) -> None:
@@ -92,7 +143,11 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 4:
+    if sys.argv[1:] == ["tuning"]:
+        compare_tunings()
+    elif sys.argv[1:2] == ["tuning"]:
+        measure_tuning(sys.argv[2])
+    elif len(sys.argv) == 4:
         measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
     else:
         main()

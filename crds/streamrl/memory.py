@@ -23,6 +23,8 @@ _LOGIT_COPIES = 3
 """Logits of a chunk, scaled, and their softmax, which becomes their gradient."""
 _LAYER_HIDDEN, _LAYER_FEED_FORWARD = 12, 4
 """What a layer keeps for the backward pass, a token."""
+_SIDE_WIDTHS = 6
+"""What a side path keeps of each layer before it, in widths of its own: features, normed, times the guide, and their gradients."""
 _GATHERED_BLOCKS = 3
 """FSDP2 has a block, the next one, and a gradient in full."""
 
@@ -32,7 +34,7 @@ class ModelSizes:
     """What the memory of a model follows from."""
 
     parameters: int
-    trained: int  # parameters with a gradient: all, or those of the adapters
+    trained: int  # parameters with a gradient: all, those of the adapters, or those of side path and last layers
     embeddings: int  # parameters of embeddings and head, once if they are tied
     vocabulary: int
     hidden: int
@@ -88,7 +90,7 @@ def rank_memory(sizes: ModelSizes, *, trainer: Trainer, task: Task, reference: b
     """`reference`: whether the algorithm measures a divergence; `critic`: whether it has a value model."""
     tokens = max(trainer.micro_batch_tokens, sequence_tokens(task, positions=sizes.positions))  # no sample is cut
     number = number_bytes(trainer)
-    trained = sizes.trained + sizes.parameters * critic
+    trained = sizes.trained * (1 + critic) if trainer.sherl is not None else sizes.trained + sizes.parameters * critic
     weights = sizes.parameters * (1 + critic + (reference and trainer.lora is None))
     block = (sizes.parameters - sizes.embeddings) // sizes.layers
     gathered = (_GATHERED_BLOCKS * block + 2 * sizes.embeddings) * number
@@ -105,16 +107,14 @@ def rank_memory(sizes: ModelSizes, *, trainer: Trainer, task: Task, reference: b
 
 
 def published_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:
-    """Of all versions in the main memory of rank 0; they share the base of adapters, which are float32."""
-    base = 0 if trainer.lora is None else (sizes.parameters - sizes.trained) * number_bytes(trainer)
+    """Of all versions in the main memory of rank 0; they share what is not trained."""
+    base = 0 if not trainer.keeps_base else (sizes.parameters - sizes.trained) * number_bytes(trainer)
     return base + PUBLISHED_VERSIONS * version_bytes(sizes, trainer=trainer)
 
 
 def version_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:
-    """Of what a version has that the one before has not: all weights, or those of the adapters."""
-    if trainer.lora is None:
-        return sizes.parameters * number_bytes(trainer)
-    return sizes.trained * _FLOAT32
+    """Of what a version has that the one before has not: the weights that are trained; adapters are float32."""
+    return sizes.trained * (number_bytes(trainer) if trainer.lora is None else _FLOAT32)
 
 
 def number_bytes(trainer: Trainer) -> int:
@@ -123,9 +123,13 @@ def number_bytes(trainer: Trainer) -> int:
 
 
 def _token_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:
-    """Activations of a token; recomputed ones are there for one layer at a time."""
-    number = number_bytes(trainer)
+    """Activations of a token; recomputed ones are there for one layer at a time. Of layers before a side path: what that takes of them."""
+    number, sherl = number_bytes(trainer), trainer.sherl
+    layers = sizes.layers if sherl is None else min(sizes.layers, sherl.late_layers)
+    side = 0
+    if sherl is not None:
+        side = (sizes.layers - layers + 1) * (sizes.hidden * number + _SIDE_WIDTHS * sherl.width * _FLOAT32)
     layer = _LAYER_HIDDEN * sizes.hidden * _FLOAT32 + _LAYER_FEED_FORWARD * sizes.feed_forward * number
     if trainer.activation_checkpointing:
-        return sizes.layers * sizes.hidden * number + layer
-    return sizes.layers * layer
+        return side + layers * sizes.hidden * number + layer
+    return side + layers * layer

@@ -49,8 +49,9 @@ def _steps(engine: TrainEngine, *, first: int = 0, count: int = STEPS) -> list[d
             {"activationCheckpointing": True},
         ),
         ("grpo", {"lora": {"rank": 4}, "algorithm": KL}, {"activationCheckpointing": True}),
+        ("ppo", {"sherl": {"lateLayers": 1, "width": 4}, "algorithm": KL}, {"activationCheckpointing": True}),
     ],
-    ids=["grpo", "ppo", "lora"],
+    ids=["grpo", "ppo", "lora", "sherl"],
 )
 def test_two_ranks_equal_one(
     tmp_path: Path, model: Path, rule: str, job: dict[str, Any], only_two: dict[str, Any]

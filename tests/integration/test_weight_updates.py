@@ -1,4 +1,4 @@
-"""The engine `hf` follows a trainer of adapters, or one that sends deltas: bytes of a version, log-probs, a late joiner, a restart, refusals."""
+"""The engine `hf` follows a trainer of adapters or of a side path, or one that sends deltas: bytes of a version, log-probs, a late joiner, a restart, refusals."""
 
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from support.weight_updates import Follower, PublishingTrainer, check_updates, m
 ALL_LINEAR: dict[str, Any] = {"rank": 4}
 HEAD_TOO: dict[str, Any] = {"rank": 2, "alpha": 3, "targetModules": ["q_proj", "down_proj", "lm_head"]}
 
+SIDE_PATH: dict[str, Any] = {"lateLayers": 1, "width": 8}
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> None:
@@ -27,14 +29,17 @@ def _one_thread() -> None:
     [
         ("qwen2", {"lora": ALL_LINEAR, "learningRate": 1e-2}),
         ("llama", {"lora": HEAD_TOO, "learningRate": 1e-2}),
+        ("qwen2", {"sherl": SIDE_PATH, "learningRate": 1e-2}),
         ("qwen2", {"weights": {"deltas": True}}),
     ],
-    ids=["tied", "head", "deltas"],
+    ids=["tied", "head", "side-path", "deltas"],
 )
 async def test_adapters_or_deltas_alone_update_the_engine(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
     folder = model_folder(kind, tmp_path / "model")
     spec = trainer_spec(engine={"hf": {"slots": 8}}, **options)
-    engine = create_hf(EngineOptions(spec=spec.generators[0].engine.value, model_path=str(folder), threads=1))
+    engine = create_hf(
+        EngineOptions(spec=spec.generators[0].engine.value, model_path=str(folder), threads=1, sherl=spec.trainer.sherl)
+    )
     await check_updates(engine, spec, folder=folder, checkpoints=tmp_path)
 
 

@@ -210,17 +210,24 @@ async def check_updates(engine: Engine, spec: RLJobSpec, *, folder: Path, checkp
         late.fetched.append(0)
         assert await late.pull(Route(target)) == given
     sizes = {name: tensor.data.nbytes for name, tensor in trainer.engine.tensors().items()}
-    adapters = sum(size for name, size in sizes.items() if ":lora_" in name)
     whole = sum(sizes.values())
-    most = adapters or whole * MOST_DELTA
+    changing = sum(size for name, size in sizes.items() if any(mark in name for mark in _marks(spec)))
+    most = changing or whole * MOST_DELTA
     assert late.fetched == [whole]
     assert follower.fetched[0] == whole
     assert all(0 < fetched <= most for fetched in follower.fetched[1:]), (whole, follower.fetched)
     follower.check(trainer, versions=range(UPDATES + 1))
     assert follower.crossed()
     await _check_restart(follower, PublishingTrainer(spec, folder=folder, checkpoints=checkpoints, attempt=2))
-    if adapters:
-        assert all(0 < fetched <= adapters for fetched in follower.fetched[1:])
+    if changing:
+        assert all(0 < fetched <= changing for fetched in follower.fetched[1:])
+
+
+def _marks(spec: RLJobSpec) -> tuple[str, ...]:
+    """In the names of what a trainer that keeps a base changes: adapters, or a side path and the last of two layers."""
+    if spec.trainer.sherl is not None:
+        return (".side_path.", ".layers.1.")
+    return (":lora_",) if spec.trainer.lora is not None else ()
 
 
 async def _check_restart(follower: "Follower", trainer: PublishingTrainer) -> None:

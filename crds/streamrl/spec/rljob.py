@@ -239,6 +239,14 @@ class RLJobSpec(SpecModel):
             ),
         ),
         FieldRule(
+            "trainer.sherl needs engine hf in all generators: no other computes a side path",
+            "!has(self.trainer.sherl) || self.generators.all(g, has(g.engine.hf))",
+            lambda spec: (
+                spec.trainer.sherl is not None
+                and ", ".join(pool.engine.key for pool in spec.generators if pool.engine.hf is None)
+            ),
+        ),
+        FieldRule(
             "algorithm.trajectoryBalance.replay must be absent with task.environment, task.agent or task.mixture: its samples are told apart by their prompts",
             "!has(self.algorithm.trajectoryBalance) || !has(self.algorithm.trajectoryBalance.replay) || "
             "!(has(self.task.environment) || has(self.task.agent) || has(self.task.mixture))",

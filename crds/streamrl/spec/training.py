@@ -113,6 +113,15 @@ class Lora(SpecModel):
     )
 
 
+class Sherl(SpecModel):
+    """The last layers and a side path to them (SHERL, arXiv 2407.07523); nothing is kept for a backward pass through the layers before."""
+
+    late_layers: int = Field(default=2, ge=1, le=1024, description="Layers at the end that are trained in full.")
+    width: int = Field(
+        default=64, ge=1, le=4096, description="Width of the side path, which merges the hidden states before them."
+    )
+
+
 class LogprobDiffBound(SpecModel):
     """When the generators' log-probs are too far from the trainer's, on samples whose tokens are all of the newest weights."""
 
@@ -180,6 +189,9 @@ class Trainer(SpecModel):
         default=LogprobDiffBound(), description="When to warn of generators that compute another policy."
     )
     lora: Lora | None = Field(default=None, description="Train low-rank adapters only; absent = all weights.")
+    sherl: Sherl | None = Field(
+        default=None, description="Train a side path and the last layers only; with generators of engine hf."
+    )
     disruption: Literal["Allow", "Block"] = Field(
         default="Allow", description="Block: the trainer's pods stop drains of their nodes until the job has ended."
     )
@@ -198,6 +210,11 @@ class Trainer(SpecModel):
         """Processes on all nodes."""
         return self.nodes * self.processes_per_node
 
+    @property
+    def keeps_base(self) -> bool:
+        """Whether most weights stay as they began: versions share them, and checkpoints leave them out."""
+        return self.lora is not None or self.sherl is not None
+
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             "nodes must be 1 with engine simulated",
@@ -208,6 +225,11 @@ class Trainer(SpecModel):
             "processesPerNode must be 1 with engine simulated",
             "!has(self.engine.simulated) || self.processesPerNode == 1",
             lambda one: one.engine.simulated is not None and one.processes_per_node > 1 and f"{one.processes_per_node}",
+        ),
+        FieldRule(
+            "of lora and sherl only one can be there",
+            "!has(self.lora) || !has(self.sherl)",
+            lambda one: one.lora is not None and one.sherl is not None,
         ),
     )
 

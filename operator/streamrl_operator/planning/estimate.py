@@ -239,7 +239,11 @@ def _rank_memory(job: RLJob, sizes: ModelSizes) -> RankMemory:
 
 def _trained(job: RLJob, architecture: Architecture) -> int:
     """Weights that have gradients."""
-    lora = job.spec.trainer.lora
+    lora, sherl = job.spec.trainer.lora, job.spec.trainer.sherl
+    if sherl is not None:
+        late = min(sherl.late_layers, architecture.layers)
+        layer = (architecture.parameters - architecture.embeddings) // architecture.layers
+        return late * layer + (architecture.layers - late + 2) * sherl.width * architecture.hidden
     if lora is None:
         return architecture.parameters
     inner = architecture.head_size * (architecture.heads + architecture.kv_heads)
@@ -259,7 +263,7 @@ def _pool(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None)
 
 
 def _generator_bytes(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None) -> int | None:
-    """Weights twice (the next version is pulled while this one is used), the base of adapters, and the cache: what the job says, else that of all slots."""
+    """Weights twice (the next version is pulled while this one is used), the tensors that it holds where the trainer keeps a base, and the cache: what the job says, else that of all slots."""
     if pool.engine.simulated is not None:
         return _SIMULATED_BYTES
     if architecture is None:
@@ -269,7 +273,7 @@ def _generator_bytes(job: RLJob, *, pool: GeneratorPool, architecture: Architect
     cache: int = engine.slots * tokens * architecture.kv_floats * number
     if engine.kv_cache_bytes is not None:
         cache = min(cache, parse_bytes(engine.kv_cache_bytes))
-    copies = 2 if job.spec.trainer.lora is None else 3
+    copies = 3 if job.spec.trainer.keeps_base else 2
     return _PROCESS_BYTES + copies * architecture.parameters * number + cache
 
 

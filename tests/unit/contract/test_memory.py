@@ -91,6 +91,8 @@ def test_with_cpu_offload_the_gpu_has_all_but_the_states() -> None:
 
 
 ADAPTED = replace(QWEN25_7B, parameters=WEIGHTS + ADAPTERS, trained=ADAPTERS)
+LAST = 480_000_000
+LATE = replace(QWEN25_7B, trained=LAST)
 
 
 def test_adapters_alone_have_gradients() -> None:
@@ -98,6 +100,13 @@ def test_adapters_alone_have_gradients() -> None:
     assert found.gradients == 4 * ADAPTERS
     assert found.optimiser == 8 * ADAPTERS
     assert found.parameters == 4 * (WEIGHTS + ADAPTERS)  # the reference is no copy
+
+
+def test_before_a_side_path_little_is_kept_and_the_critic_is_trained_like_the_policy() -> None:
+    sherl, lora = memory(sizes=LATE, critic=True, sherl={}), memory(sizes=ADAPTED, critic=True, lora={})
+    assert sherl.gradients == 2 * 4 * LAST < lora.gradients
+    assert sherl.activations < 0.15 * lora.activations
+    assert published_bytes(LATE, trainer=Trainer.model_validate({"sherl": {}})) == 4 * (WEIGHTS - LAST) + 3 * 4 * LAST
 
 
 def test_the_first_part_that_does_not_fit_is_named() -> None:

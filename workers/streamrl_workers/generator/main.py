@@ -207,11 +207,12 @@ class EngineFailure:
 def pull_of(settings: GeneratorSettings, *, arrived: Callable[..., None], nearby: Nearby) -> Pull:
     """How this job moves weights; `arrived` is told of all bytes that came over the network, with their `source`.
 
-    With deltas it holds the tensors of the version before; also where adapters are trained, the base among them. Those are merged in a thread.
+    With deltas it holds the tensors of the version before; also where the trainer keeps a base, for that. Adapters are merged in a thread.
     """
     transport, variables = settings.spec.weights, settings.variables
-    adapts = settings.spec.trainer.lora is not None and engine_kind(settings.pool.engine.key).needs_model
-    holds = adapts or transport.has_deltas
+    trainer, real = settings.spec.trainer, engine_kind(settings.pool.engine.key).needs_model
+    adapts = real and trainer.lora is not None
+    holds = (real and trainer.keeps_base) or transport.has_deltas
 
     def connect(target: pb.WeightsAvailable) -> Awaitable[Source]:
         whose = {"token": variables.token, "cluster": settings.cluster}
@@ -263,6 +264,7 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
         threads=settings.threads,
         add_special_tokens=not settings.spec.task.has_chat,
         precision=settings.spec.trainer.precision,
+        sherl=settings.spec.trainer.sherl,
         failed=failed,
         traces_endpoint=_traces_endpoint(settings.spec),
         probe_timeout_s=liveness_s(os.environ),

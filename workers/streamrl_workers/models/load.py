@@ -24,6 +24,7 @@ from transformers.initialization import no_init_weights
 
 from streamrl.errors import UserError, shorten
 from streamrl.spec.model import HuggingFaceModel
+from streamrl_workers.models.side_path import complete_structure, load_with_side_path, side_path_of
 
 DTYPE = torch.float32
 """Number format of the weights that a trainer holds, whatever its passes compute in."""
@@ -82,6 +83,7 @@ def load_structure(model_path: str, *, dtype: torch.dtype = DTYPE) -> PreTrained
 def structure_of(config: PreTrainedConfig, *, dtype: torch.dtype = DTYPE) -> PreTrainedModel:
     """The causal language model of a configuration; its weights mean nothing yet."""
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, **_SAFE)  # type: ignore[no-untyped-call] # untyped in transformers
+    complete_structure(model)
     return model
 
 
@@ -95,12 +97,16 @@ def load_empty(model_path: str) -> PreTrainedModel:
 
 def load_model(model_path: str) -> PreTrainedModel:
     """The causal language model with its weights, in eval mode. Weights that are absent are refused, not made up."""
+    if side_path_of(load_config(model_path)) is not None:
+        model = load_structure(model_path)
+        _translated(lambda: load_with_side_path(model, model_path), what="model", path=model_path)
+        return model
     loaded: Any = _translated(
         lambda: AutoModelForCausalLM.from_pretrained(model_path, dtype=DTYPE, output_loading_info=True, **_SAFE),
         what="model",
         path=model_path,
     )
-    model: PreTrainedModel = loaded[0]
+    model = loaded[0]
     if absent := sorted(map(str, loaded[1]["missing_keys"])):
         raise UserError(
             field=f"model {model_path}",

@@ -93,6 +93,8 @@ def test_memory_of_a_rank_is_more_than_its_share_and_less_than_all() -> None:
         ({"microBatchTokens": 1024}, {"microBatchTokens": 16384}),
         ({"lora": {"rank": 16}}, {}),
         ({"lora": {"rank": 4}}, {"lora": {"rank": 64}}),
+        ({"sherl": {"lateLayers": 2}}, {"sherl": {"lateLayers": 4}}),
+        ({"sherl": {"lateLayers": 4}}, {"lora": {"rank": 4}}),  # activations, not states
     ],
 )
 def test_what_saves_memory_saves_memory(less: dict[str, Any], more: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,8 +37,9 @@ def test_sizes_are_those_of_the_model(model: Path) -> None:
     assert (found.vocabulary, found.hidden, found.feed_forward, found.layers) == (33, 16, 36, 2)
 
 
-def test_adapters_are_counted(model: Path) -> None:
-    spec = trainer_spec(lora={"rank": 4})
+@pytest.mark.parametrize("tuning", [{"lora": {"rank": 4}}, {"sherl": {"lateLayers": 1, "width": 4}}])
+def test_what_is_trained_is_counted(model: Path, tuning: dict[str, Any]) -> None:
+    spec = trainer_spec(**tuning)
     found = memory.sizes_of(str(model), trainer=spec.trainer)
     built = build_models(spec, model_path=str(model), device=CPU).model
     assert found.trained == sum(p.numel() for p in built.parameters() if p.requires_grad)

@@ -31,6 +31,7 @@ from support.trainer_groups import make_group, trainer_spec
 CPU = torch.device("cpu")
 HAS_BF16 = any(word in Path("/proc/cpuinfo").read_text().split() for word in ("avx512_bf16", "amx_bf16", "bf16"))
 KL = {"referenceKl": {"coefficient": 0.1}}
+SHERL = {"lateLayers": 1, "width": 4}
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +95,13 @@ def _left() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_left")
 @pytest.mark.parametrize(
-    "job", [{"rule": "ppo", "microBatchTokens": 32}, {"lora": {"rank": 4}, "algorithm": KL}], ids=["ppo", "lora"]
+    "job",
+    [
+        {"rule": "ppo", "microBatchTokens": 32},
+        {"lora": {"rank": 4}, "algorithm": KL},
+        {"rule": "ppo", "sherl": SHERL},
+    ],
+    ids=["ppo", "lora", "sherl"],
 )
 def test_with_cpu_offload_a_rank_alone_trains_alike(model: Path, tmp_path: Path, job: dict[str, Any]) -> None:
     plain, offloaded = _engine(model, **job), _engine(model, cpuOffload=True, **job)
@@ -240,8 +247,28 @@ def test_with_adapters_the_reference_is_the_policy_without_them(model: Path) -> 
     assert {p.requires_grad for n, p in parts.model.named_parameters() if "lora_" not in n} == {False}
 
 
-def test_adapters_resume_bit_for_bit(model: Path, tmp_path: Path) -> None:
-    through, resumed = _engine(model, lora={}), _engine(model, lora={})
+def test_with_a_side_path_the_last_layers_of_policy_and_critic_are_trained(model: Path, tmp_path: Path) -> None:
+    engine, initial = _engine(model, rule="ppo", sherl=SHERL), load_model(str(model))
+    before = engine.tensors()
+    assert {k: t for k, t in before.items() if "side_path" not in k} == model_files.tensors(initial)
+    _step(engine)
+    after = engine.tensors()
+    late = {name for name in after if "side_path" in name or ".layers.1." in name}
+    assert all(after[name] is before[name] for name in after.keys() - late)
+    behind_zeros = {"model.side_path.down", "model.side_path.attention"}
+    assert {name for name in late if after[name] != before[name]} >= late - behind_zeros
+    engine.export(tmp_path)
+    exported = load_model(str(tmp_path)).state_dict()
+    assert all(torch.equal(as_tensor(tensor), exported[name]) for name, tensor in after.items())
+    models = build_models(trainer_spec(rule="ppo", sherl=SHERL), model_path=str(model), device=CPU)
+    assert models.critic is not None
+    trained = {name for name, p in models.critic.named_parameters() if p.requires_grad}
+    assert trained == {name.replace("model.", "body.") for name in late} | {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize("tuning", [{"lora": {}}, {"rule": "ppo", "sherl": SHERL}], ids=["lora", "sherl"])
+def test_what_is_tuned_resumes_bit_for_bit(model: Path, tmp_path: Path, tuning: dict[str, Any]) -> None:
+    through, resumed = _engine(model, **tuning), _engine(model, **tuning)
     _step(through)
     through.save(tmp_path)
     resumed.load(tmp_path)

@@ -19,6 +19,7 @@ from typing import Literal, Protocol
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import GeneratorEngineSpec
+from streamrl.spec.training import Sherl
 from streamrl_workers.weights.hashing import TensorBytes
 
 FinishReason = Literal["stop", "length", "error"]
@@ -39,6 +40,7 @@ class EngineOptions:
     threads: int | None = None  # of torch; None = torch's choice
     add_special_tokens: bool = True  # to prompts, as the tokenizer does; a chat template has put them in
     precision: Literal["FP32", "BF16"] = "FP32"  # of the weights, as the trainer publishes them
+    sherl: Sherl | None = None  # the side path that the trainer's model has
     failed: Callable[[str], None] = lambda _: (
         None
     )  # called from any thread when an engine that works by itself cannot go on

@@ -18,6 +18,7 @@ from streamrl.spec import RLJobSpec
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import load_structure
+from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 
 _GIB = 2**30
@@ -87,6 +88,8 @@ def sizes_of(model_path: str, *, trainer: Trainer) -> ModelSizes:
             from streamrl_workers.trainer.engines import lora  # peft is loaded where it is asked for
 
             lora.add_adapters(model, trainer.lora)
+        if trainer.sherl is not None:
+            train_side_path(model, trainer.sherl)
     config = model.config.get_text_config()
     hidden: int = config.hidden_size
     wide: int = (

@@ -4,7 +4,7 @@ Owns: what belongs to the state (trained tensors, optimiser, random state), the 
 the export. Does not own: when, where, atomicity (`checkpoint.py`).
 
 Every function is called on every rank. `tensors`, `adapters` and `export` are collectives; only rank 0 has something of them.
-With adapters only these are in the state: the weights below them come from the initial model again.
+Only what is trained is in the state: the weights below adapters, or before a side path, come from the initial model again.
 
     rank-00000.safetensors    parts by tensor name; metadata "parts": {name: {"shape": whole shape, "begin": first row}};
                               a tensor that is not named there is the rank's own (random state)
@@ -18,6 +18,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from streamrl.errors import UserError
 from streamrl_workers.models.load import structure_of
 from streamrl_workers.models.published import as_bytes, as_tensor, merged
+from streamrl_workers.models.side_path import save_with_side_path, side_path_of
 from streamrl_workers.trainer.engines.sharding import Precision, begin_row, full, local, published_dtype, rank_of
 from streamrl_workers.weights.hashing import TensorBytes
 
@@ -60,11 +62,16 @@ def load(directory: Path, *, model: torch.nn.Module, optimiser: torch.optim.Opti
         torch.set_rng_state(own[_RANDOM])
 
 
-def tensors(model: torch.nn.Module, *, precision: Precision = "FP32") -> dict[str, TensorBytes]:
-    """A copy of every tensor of the model by name; of names that share one storage, the first. Adapters are left out."""
+def tensors(
+    model: torch.nn.Module, *, precision: Precision = "FP32", trained: bool | None = None
+) -> dict[str, TensorBytes]:
+    """A copy of every tensor of the model by name; of names that share one storage, the first. Adapters are left out.
+
+    `trained`: those with a gradient only, or the others only.
+    """
     dtype = published_dtype(precision)
     writes = rank_of() == 0
-    return {name: _bytes_of(tensor, dtype) for name, tensor in _plain_tensors(model) if writes}
+    return {name: _bytes_of(tensor, dtype) for name, tensor in _plain_tensors(model, trained=trained) if writes}
 
 
 def adapters(model: torch.nn.Module) -> dict[str, TensorBytes]:
@@ -92,18 +99,20 @@ def export(
         if has_adapters(model):
             _lora().save_adapters(model, directory / _ADAPTER_FOLDER, writes=writes)
         if writes:
-            _plain(model, merged(published), dtype=published_dtype(precision)).save_pretrained(directory)
+            plain = _plain(model, merged(published), dtype=published_dtype(precision))
+            save = plain.save_pretrained if side_path_of(plain.config) is None else partial(save_with_side_path, plain)
+            save(directory)
             tokenizer.save_pretrained(directory)
     except SafetensorError as error:  # how a full disk shows
         raise OSError(errno.EIO, str(error)) from error
 
 
 @torch.no_grad()
-def _plain_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _plain_tensors(model: torch.nn.Module, *, trained: bool | None = None) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of the base model in full, one after the other."""
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in seen:
+        if id(tensor) in seen or trained not in {None, tensor.requires_grad}:
             continue
         seen.add(id(tensor))
         plain = _lora().base_name(name) if has_adapters(model) else name

@@ -25,6 +25,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.load import load_empty, load_model, load_tokenizer
+from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.stream.packing import pack_float32
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
@@ -185,12 +186,12 @@ def build_models(
     check_memory(model_path, spec=spec, algorithm=algorithm, device=device)
     torch.manual_seed(spec.seed)
     load = load_model if rank_of() == 0 else load_empty  # the others get theirs as they are sharded
-    model = load(model_path)
+    model = _tuned(load(model_path), trainer=trainer)
     answer_logprobs(model)
     reference: Reference | None = None
     critic: ValueModel | None = None
     if algorithm.critic is not None:
-        critic = ValueModel.of(load(model_path))
+        critic = ValueModel.of(_tuned(load(model_path), trainer=trainer))
         _finish(critic, trainer=trainer, device=device, mesh=mesh)
     if algorithm.reference_kl is not None and trainer.lora is None:
         reference = frozen(initial := load(model_path))
@@ -204,6 +205,13 @@ def build_models(
     _finish(model, trainer=trainer, device=device, mesh=mesh)
     tokenizer = load_tokenizer(model_path)
     return RankModels(model=model, tokenizer=tokenizer, algorithm=algorithm, reference=reference, critic=critic)
+
+
+def _tuned(model: PreTrainedModel, *, trainer: Trainer) -> PreTrainedModel:
+    """With its side path, in place, if the job has one: policy and critic alike."""
+    if trainer.sherl is not None:
+        train_side_path(model, trainer.sherl)
+    return model
 
 
 def frozen(model: PreTrainedModel) -> Reference:

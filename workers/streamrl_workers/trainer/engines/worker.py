@@ -141,7 +141,7 @@ class RankWorker:
         self._forward = Forward(models.model, temperature=self._temperature)
         self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
         self._critic_optimiser = _critic_optimiser(models, spec=spec)
-        self._base: dict[str, TensorBytes] | None = None  # below adapters, as published; of rank 0
+        self._base: dict[str, TensorBytes] | None = None  # what is not trained, as published; of rank 0
         self.begin(None)
 
     def begin(self, payload: None) -> None:
@@ -224,14 +224,14 @@ class RankWorker:
     def tensors(self, payload: None) -> dict[str, TensorBytes]:
         """Copies of all tensors; where names share one storage (tied embeddings), the first name stands for both.
 
-        With adapters (`models/published.py`) the base is copied once: training does not change it.
+        What is not trained is copied once: below adapters (`models/published.py`), before a side path.
         """
         del payload
-        if not model_files.has_adapters(self._model):
-            return model_files.tensors(self._model, precision=self._precision)
         if self._base is None:
-            self._base = model_files.tensors(self._model, precision=self._precision)
-        return self._base | model_files.adapters(self._model)
+            self._base = model_files.tensors(self._model, precision=self._precision, trained=False)
+        if model_files.has_adapters(self._model):
+            return self._base | model_files.adapters(self._model)
+        return self._base | model_files.tensors(self._model, precision=self._precision, trained=True)
 
     def save(self, directory: str) -> None:
         """Models, optimisers, random state."""

@@ -30,6 +30,7 @@ from streamrl_workers.generator.engines.requests import ActiveSequence, Requests
 from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import DTYPES, load_model, load_structure, load_tokenizer
 from streamrl_workers.models.published import Parameters
+from streamrl_workers.models.side_path import add_side_path
 from streamrl_workers.weights.hashing import TensorBytes
 
 
@@ -215,6 +216,8 @@ def create(options: EngineOptions) -> HfEngine:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     model = load_structure(options.model_path, dtype=DTYPES[options.precision])
+    if options.sherl is not None:
+        add_side_path(model, options.sherl)
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type] # transformers types it away
     engine = HfEngine(
         model=model,

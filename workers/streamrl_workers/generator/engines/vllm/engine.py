@@ -37,6 +37,7 @@ from streamrl_workers.generator.engines.vllm.options import engine_arguments
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
 from streamrl_workers.models.published import Parameters, as_tensor
+from streamrl_workers.models.side_path import side_path_of
 from streamrl_workers.weights.hashing import TensorBytes
 
 _STEP_S = 0.2
@@ -197,6 +198,8 @@ def create(options: EngineOptions) -> VllmEngine:
     assert options.model_path is not None and isinstance(options.spec, VllmSpec)
     with torch.device("meta"):
         model = load_structure(options.model_path, dtype=DTYPES[options.precision])
+    if side_path_of(model.config) is not None:
+        raise ValueError("it has a side path, which engine vllm does not compute; use engine hf")
     tokenizer = load_tokenizer(options.model_path)
     limit = limit_tokens(model.config)
     arguments = AsyncEngineArgs(**engine_arguments(options, limit_tokens=limit))
