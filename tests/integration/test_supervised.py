@@ -1,5 +1,6 @@
 """Real runs that learn from rows, without generators: kills change no weight, every row is trained once a pass, bad rows are named."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from streamrl_cli.replaying.history import read_history
 from streamrl_cli.reporting.samples import of_group
 from streamrl_workers.metrics.jsonl import read_jsonl
+from streamrl_workers.stream.segments import trained_places
 from support.replayed_runs import ended_run
 from support.runs import LocalRun, streamrl
 from support.supervised_jobs import PASSES, STEPS, TRAINED, supervised_job, write_model, write_rows
@@ -19,10 +21,10 @@ PATIENCE_S = 600.0
 WORKERS = ("scheduler", "trainer-0")
 
 
-def run_of(job: dict[str, Any], base: Path, *, kills: int = 0, seed: int = 0) -> LocalRun:
+def run_of(job: dict[str, Any], base: Path, *, steps: int = STEPS, kills: int = 0, seed: int = 0) -> LocalRun:
     """A run that has ended, with so many deaths."""
     write_model(base)
-    run = ended_run(job, base, steps=STEPS, kills=kills, seed=seed, workers=WORKERS, patience_s=PATIENCE_S)
+    run = ended_run(job, base, steps=steps, kills=kills, seed=seed, workers=WORKERS, patience_s=PATIENCE_S)
     run.assert_exact()
     return run
 
@@ -83,6 +85,37 @@ def test_only_rows_with_the_reward_are_trained_and_the_next_run_begins_with_the_
     assert following.process.wait(PATIENCE_S) == 0, following.logs()
     (line,) = read_jsonl(following.folder / "metrics" / "steps.jsonl")
     assert line["trainer"]["initial_held_out_loss"] == pytest.approx(after, rel=1e-4)
+
+
+def write_turns(folder: Path) -> None:
+    """Ten prompts with four answers each of two turns, of which the second is behind a new prompt; answer n earned n."""
+    segments = [{"tokens": 2}, {"tokens": 2, "observation": True, "context": True}, {"tokens": 1}]
+    rows = [
+        {
+            "prompt": f"{prompt}+",
+            "prompt_tokens": [3 + prompt, 13],
+            "tokens": [4 + answer, 5, 6, 7, 4 + answer],
+            "segments": segments,
+            "reward": answer,
+        }
+        for prompt in range(10)
+        for answer in range(4)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_samples_of_several_turns_are_learnt_from_as_they_were_logged_each_by_its_weight(tmp_path: Path) -> None:
+    write_turns(tmp_path)
+    weights = {"dualGenerator": {"sharePercent": 30}}  # 1.2 of four answers
+    job = supervised_job(answers="Tokens", rewardField="reward", weights=weights)
+    job["spec"]["pipeline"] |= {"steps": 3, "batchGroups": 4}
+    run = run_of(job, tmp_path, steps=3)
+    found = [of_group(run.folder, group_id=number).samples[0] for number in range(12)]
+    assert {one.reward: one.advantage for one in found} == pytest.approx({3.0: 1.0, 2.0: 0.2})
+    assert all(trained_places(one.sample) == [0, 1, 4] for one in found)
+    assert all(len(one.written.turns) == 2 and one.written.contexts == [0] for one in found)
+    logged = {(one.prompt, tuple(one.document()["tokens"])) for one in found}
+    assert logged <= {(f"{prompt}+", (4 + answer, 5, 6, 7, 4 + answer)) for prompt in range(10) for answer in (2, 3)}
 
 
 BAD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

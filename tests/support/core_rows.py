@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.stream.packing import pack_int32
-from streamrl_workers.tasks.values import Demonstration, NeedPrompts, Prompt
+from streamrl_workers.tasks.values import Demonstration, NeedPrompts, Prompt, ShownSegment
 
 
 def prompts_of(need: NeedPrompts, *, supervised: bool) -> list[Prompt]:
@@ -23,8 +23,11 @@ def prompts_of(need: NeedPrompts, *, supervised: bool) -> list[Prompt]:
 
 def _demonstration(index: int) -> Demonstration:
     """What the data set answers to prompt `index`: its number tells it from all others."""
-    tokens = pack_int32([1] * (1 + index % 3))
-    return Demonstration(text="1", prompt_tokens=pack_int32([index]), tokens=tokens, truncated=False, reward=0.0)
+    count = 1 + index % 3
+    turn = ShownSegment(text="1", tokens=count, kind="turn")
+    return Demonstration(
+        prompt_tokens=pack_int32([index]), tokens=pack_int32([1] * count), segments=(turn,), truncated=False
+    )
 
 
 def is_of_row(sample: pb.Sample, index: int) -> bool:

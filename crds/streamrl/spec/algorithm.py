@@ -160,8 +160,40 @@ class TbaSpec(SpecModel):
         return ReferenceKl(coefficient=0.0)
 
 
+class DualGenerator(SpecModel):
+    """The policy and a second generator make up the log together (arXiv 2211.01471): the policy takes the better part, and leaves the log nowhere."""
+
+    share_percent: int = Field(
+        default=50,
+        ge=1,
+        le=99,
+        description="The policy's part of each prompt's answers, in percent. 50: the better half, no answer twice as likely as in the log.",
+    )
+
+
+class AdvantageWeights(SpecModel):
+    """Weight exp((reward - mean of the prompt's answers) / beta), bounded (arXiv 1910.00177)."""
+
+    beta: float = Field(
+        default=0.5, ge=1e-3, le=1e6, description="Reward that is worth a factor e; large values imitate all alike."
+    )
+    most: float = Field(default=20.0, ge=1, le=1e6, description="Largest weight.")
+
+
+class AnswerWeights(OneOf):
+    """How much an answer of the log counts, by what the answers to its prompt earned."""
+
+    dual_generator: DualGenerator | None = Field(default=None, description="The better part of each prompt's answers.")
+    advantage: AdvantageWeights | None = Field(default=None, description="All answers, the better ones more.")
+
+
 class SupervisedSpec(SpecModel):
     """Supervised fine-tuning: the data set's own answers are the samples, and nothing is generated for them."""
+
+    answers: Literal["Texts", "Tokens"] = Field(
+        default="Texts",
+        description="What is imitated. Texts: `answerField`, or what `format` makes. Tokens: a row's `prompt_tokens`, `tokens` and `segments`, as `streamrl samples --json` writes them.",
+    )
 
     reward_field: str | None = Field(
         default=None,
@@ -172,8 +204,16 @@ class SupervisedSpec(SpecModel):
     min_reward: float | None = Field(
         default=None, ge=-1e9, le=1e9, description="Rows that earned less are left out; absent = all are trained."
     )
+    weights: AnswerWeights | None = Field(
+        default=None, description="Weights among the rows of a prompt; absent = all count alike."
+    )
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "weights needs rewardField",
+            "!has(self.weights) || has(self.rewardField)",
+            lambda supervised: supervised.weights is not None and supervised.reward_field is None,
+        ),
         FieldRule(
             "minReward needs rewardField",
             "!has(self.minReward) || has(self.rewardField)",

@@ -1,8 +1,8 @@
 """Chat templates: how a question becomes the text that the model reads. The one door to tokenizers for tasks.
 
-Owns the conversation [system?, user], or that of an agent, and the glue between turns. Prompts that are answered are tokenized by the generators,
-without adding special tokens, since the template has put them in; here alone those of a supervised job, with the data set's answers. No torch: the tokenizer is loaded by the class that needs none
-(`AutoTokenizer` imports torch: 700 MB and 7 s; this class 65 MB).
+Owns the conversation [system?, user], or that of an agent, and the glue between turns. Prompts are tokenized by the generators, without
+adding special tokens, since the template has put them in; those of a supervised job by `supervised/demonstrations.py`. No torch: the
+tokenizer is loaded by the class that needs none (`AutoTokenizer` imports torch: 700 MB and 7 s; this class 65 MB).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError, shorten
-from streamrl.files import parse_json, read_json
-from streamrl.spec.task import Chat, SingleTask
-from streamrl_workers.stream.packing import pack_int32
-from streamrl_workers.tasks.values import Demonstration
+from streamrl.files import parse_json
+from streamrl.spec.task import Chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    FastTokenizer = PreTrainedTokenizerFast
 
 FIELD = "spec.task.chat"
 RESERVED_ARGUMENTS = (
@@ -170,62 +170,8 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-DATASET_FIELD = "spec.task.dataset"
-SUPERVISED_FIELD = "spec.algorithm.supervised"
 _POSITIONS = ("max_position_embeddings", "n_positions")
 """As most models call them, and as GPT-2, GPT-J and others do."""
-
-
-class Demonstrations:
-    """Answers of the data set as samples, as an engine would have made them: the answer's tokens and the end token, cut behind `maxTokens`."""
-
-    def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, task: SingleTask, positions: int | None) -> None:
-        """`positions`: of the model, prompt and answer together; None: any number."""
-        self._tokenizer = tokenizer
-        self._positions = positions
-        self._max_tokens = task.sampling.max_tokens
-        self._special = task.chat is None  # a chat template has put them in
-        if tokenizer.eos_token_id is None:
-            rule = "needs a tokenizer with an end token: where an answer ends is learned too"
-            raise UserError(field=SUPERVISED_FIELD, rule=rule)
-
-    def of(self, prompt: str, answer: str, *, place: str, reward: float) -> Demonstration:
-        """Of the item that stands at `place`. Raises `UserError` if it cannot be trained."""
-        if not answer:
-            fix = "leave it out, name answerField, or give spec.task.format a function that returns a target"
-            raise UserError(field=DATASET_FIELD, rule=f"{place} has no answer to imitate", fix=fix)
-        read = self._tokens(prompt, special=self._special, place=place)
-        said = self._tokens(answer, special=False, place=place)
-        tokens = [*said, self._tokenizer.eos_token_id][: self._max_tokens]
-        text = answer
-        if len(said) > len(tokens):  # as an engine says them
-            text = str(self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-        if not read:
-            raise UserError(field=DATASET_FIELD, rule=f"{place}: the prompt has no tokens", got=prompt)
-        if self._positions is not None and len(read) + len(tokens) > self._positions:
-            rule = f"{place}: prompt and answer must have at most {self._positions} tokens, the model's positions"
-            fix = "leave it out or lower spec.task.sampling.maxTokens"
-            raise UserError(field=DATASET_FIELD, rule=rule, got=f"{len(read)} + {len(tokens)}", fix=fix)
-        return Demonstration(
-            text=text,
-            prompt_tokens=pack_int32(read),
-            tokens=pack_int32(tokens),
-            truncated=len(said) >= self._max_tokens,
-            reward=reward,
-        )
-
-    def _tokens(self, text: str, *, special: bool, place: str) -> Sequence[int]:
-        try:
-            tokens: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
-        except Exception as error:  # the tokenizers' Rust raises a bare one, as for a character that it does not know
-            raise UserError(field=DATASET_FIELD, rule=f"{place} cannot be tokenized: {error}", got=text) from error
-        return tokens
-
-
-def open_demonstrations(task: SingleTask, *, model_path: str) -> Demonstrations:
-    """By the model in the directory. Raises `UserError` if it has no tokenizer for this."""
-    tokenizer = load_fast_tokenizer(model_path, field=SUPERVISED_FIELD)
-    return Demonstrations(tokenizer, task=task, positions=positions_of(read_json(Path(model_path) / "config.json")))
 
 
 def positions_of(config: Any) -> int | None:  # noqa: ANN401 - JSON

@@ -12,7 +12,6 @@ Invariants:
 import contextlib
 import functools
 import hashlib
-import math
 import random
 import re
 from array import array
@@ -27,13 +26,10 @@ from streamrl.spec.base import PythonFunction
 from streamrl.spec.task import SingleTask, Task
 from streamrl.spec.tasks.datasets import JsonlDataset, ReasoningGymDataset
 from streamrl_workers.rewards.base import Item, load_function
-from streamrl_workers.tasks.chat import (
-    SUPERVISED_FIELD,
-    ChatTemplate,
-    Demonstrations,
-    open_chat,
-    open_demonstrations,
-)
+from streamrl_workers.tasks.chat import ChatTemplate, open_chat
+from streamrl_workers.tasks.supervised.demonstrations import Demonstrations, open_demonstrations
+from streamrl_workers.tasks.supervised.row_rewards import FIELD as SUPERVISED_FIELD
+from streamrl_workers.tasks.supervised.row_rewards import RowRewards
 from streamrl_workers.tasks.values import Demonstration, Split
 
 FORMAT_FIELD = "spec.task.format"
@@ -85,12 +81,12 @@ class TaskDataset:
         make_texts: Format,
         chat: ChatTemplate | None = None,
         demonstrations: Demonstrations | None = None,
-        reward_field: str | None = None,
+        rewards: RowRewards | None = None,
     ) -> None:
-        """`demonstrations`: of a supervised job, whose rows say what they earned in `reward_field`."""
+        """`demonstrations` and `rewards`: of a supervised job's rows."""
         self._source = source
         self._demonstrations = demonstrations
-        self._reward_field = reward_field
+        self._rewards = rewards
         self._make_texts = make_texts
         self.chat = chat
         """None: prompts are plain text."""
@@ -120,11 +116,11 @@ class TaskDataset:
 
     def demonstration(self, item: Item) -> Demonstration | None:
         """The item's answer as a sample, of a supervised job. Raises `UserError` if it cannot be trained."""
-        if self._demonstrations is None:
+        if self._demonstrations is None or self._rewards is None:
             return None
-        reward = reward_of(item, field=self._reward_field, place=self._source.place)
+        reward, weight = self._rewards.reward(item), self._rewards.weight(item)
         place = self._source.place(item.source_index)
-        return self._demonstrations.of(item.prompt, item.target, place=place, reward=reward)
+        return self._demonstrations.of(item, place=place, reward=reward, weight=weight)
 
     def check(self) -> None:
         """Make each item once, if their number is finite. Raises `UserError` as `item` and `demonstration`."""
@@ -216,24 +212,25 @@ def _checked_texts(texts: object) -> tuple[str, str]:
     )
 
 
-def _reasoning_gym(task: SingleTask, *, seed: int, base_dir: Path) -> QuestionSource:
+def _reasoning_gym(task: SingleTask, *, seed: int, base_dir: Path, answered: bool) -> QuestionSource:
     from streamrl_workers.tasks.procedural import open_procedural
 
-    del base_dir  # has no files
+    del base_dir, answered  # has no files, and makes its answers
     assert isinstance(task.dataset.value, ReasoningGymDataset)
     return open_procedural(task.dataset.value, seed=seed)
 
 
-def _jsonl(task: SingleTask, *, seed: int, base_dir: Path) -> QuestionSource:
+def _jsonl(task: SingleTask, *, seed: int, base_dir: Path, answered: bool) -> QuestionSource:
     from streamrl_workers.tasks.jsonl import open_jsonl
 
     assert isinstance(task.dataset.value, JsonlDataset)
-    return open_jsonl(task.dataset.value, seed=seed, base_dir=base_dir)
+    return open_jsonl(task.dataset.value, seed=seed, base_dir=base_dir, answered=answered)
 
 
-def _hugging_face(task: SingleTask, *, seed: int, base_dir: Path) -> QuestionSource:
+def _hugging_face(task: SingleTask, *, seed: int, base_dir: Path, answered: bool) -> QuestionSource:
     from streamrl_workers.tasks.huggingface import open_huggingface
 
+    del answered  # its rows have answers where `answerField` is set
     return open_huggingface(task, seed=seed, base_dir=base_dir)
 
 
@@ -242,6 +239,7 @@ DATASETS: dict[str, Callable[..., QuestionSource]] = {
     "jsonl": _jsonl,
     "huggingFace": _hugging_face,
 }
+"""`answered`: whether each row must have an answer."""
 
 
 _OF_A_TASK = re.compile(r"\bspec\.task\.(?=(dataset|format|chat|environment|rewards)\b)")
@@ -286,38 +284,41 @@ def _open_task(
 ) -> TaskDataset:
     with errors_of(task):
         chat = None if task.chat is None else open_chat(task.chat, model_path=model_path)
-        source = DATASETS[task.dataset.key](task, seed=seed, base_dir=base_dir)
-        if supervised is not None and supervised.min_reward is not None:
-            _keep_best(source, supervised, least=supervised.min_reward)
+        of_tokens = supervised is not None and supervised.answers == "Tokens"
+        source = DATASETS[task.dataset.key](task, seed=seed, base_dir=base_dir, answered=not of_tokens)
+        demonstrations = rewards = None
+        if supervised is not None:
+            rewards = RowRewards(supervised, place=source.place, key=hash_of)
+            _choose_rows(source, supervised, rewards=rewards)
+            if model_path:
+                demonstrations = open_demonstrations(task, model_path=model_path, tokens=of_tokens)
         dataset = TaskDataset(
             source,
             make_texts=make_format(task.format, base_dir=base_dir),
             chat=chat,
-            demonstrations=open_demonstrations(task, model_path=model_path) if supervised and model_path else None,
-            reward_field=None if supervised is None else supervised.reward_field,
+            demonstrations=demonstrations,
+            rewards=rewards,
         )
         dataset.item("train", 0)
         dataset.item("held_out", 0)
         return dataset
 
 
-def _keep_best(source: QuestionSource, supervised: SupervisedSpec, *, least: float) -> None:
-    field = f"{SUPERVISED_FIELD}.minReward"
+def _choose_rows(source: QuestionSource, supervised: SupervisedSpec, *, rewards: RowRewards) -> None:
+    """Leave out what earned too little, and then what weighs nothing."""
+    if supervised.min_reward is None and supervised.weights is None:
+        return
+    field = f"{SUPERVISED_FIELD}.{'weights' if supervised.min_reward is None else 'minReward'}"
     if not isinstance(source, RowSource):
-        raise UserError(field=field, rule="needs a data set of rows: jsonl or huggingFace", got=least)
-    source.keep(lambda question: reward_of(question, field=supervised.reward_field, place=source.place) >= least)
-    if not (source.train_size and source.held_out_size):
-        rule = f"leaves {source.train_size} rows to train on and {source.held_out_size} held out: both need one"
-        raise UserError(field=field, rule=rule, got=least, fix="lower it")
-
-
-def reward_of(row: Question | Item, *, field: str | None, place: Callable[[int], str]) -> float:
-    """What a row's answer earned; 0 where rows have none. Raises `UserError` if it is no number."""
-    reward = 0.0 if field is None else row.metadata.get(field)
-    if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-        rule = f"{place(row.source_index)}: {field} must be a number"
-        raise UserError(field=f"{SUPERVISED_FIELD}.rewardField", rule=rule, got=reward)
-    return float(reward)
+        raise UserError(field=field, rule="needs a data set of rows: jsonl or huggingFace", got=supervised.min_reward)
+    if (least := supervised.min_reward) is not None:
+        source.keep(lambda question: rewards.reward(question) >= least)
+        if not (source.train_size and source.held_out_size):
+            rule = f"leaves {source.train_size} rows to train on and {source.held_out_size} held out: both need one"
+            raise UserError(field=field, rule=rule, got=least, fix="lower it")
+    if supervised.weights is not None:
+        rewards.compare(source.questions())
+        source.keep(lambda question: rewards.weight(question) > 0)
 
 
 class _NoSource:
@@ -414,6 +415,11 @@ class RowSource:
     def train_size(self) -> int:
         """Rows that are trained."""
         return len(self._train_rows)
+
+    def questions(self) -> Iterator[Question]:
+        """Each row once."""
+        yield from map(self._train, self._train_rows)
+        yield from map(self._held_out, self._held_out_rows)
 
     def keep(self, wanted: Callable[[Question], bool]) -> None:
         """Leave all other rows out, before the first question."""

@@ -23,8 +23,8 @@ MOST_LINE_BYTES = 64 * 2**20
 """Of one line: more is no prompt, and would be held whole in memory."""
 
 
-def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path) -> RowSource:
-    """Read and check the whole file once. Raises `UserError` with the line number of what is wrong."""
+def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path, answered: bool = True) -> RowSource:
+    """Read and check the whole file once. `answered`: a line needs an answer. Raises `UserError` with the line number of what is wrong."""
     try:
         path = local_file(options.path, base_dir=base_dir, field=f"{FIELD}.path")
         file = open_regular(path)
@@ -35,7 +35,7 @@ def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path) -> RowSource
             field=f"{FIELD}.path", rule=f"cannot be copied: {error}", got=options.path, fix="free the disk"
         ) from error
     with file:
-        lines = _Lines(file, path=path, options=options)
+        lines = _Lines(file, path=path, options=options, answered=answered)
     train_rows, held_out_rows = split_rows(lines.hashes, percent=options.held_out_percent, field=f"{FIELD}.path")
     return RowSource(
         train=lines.question,
@@ -50,8 +50,9 @@ def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path) -> RowSource
 class _Lines:
     """The lines that are not blank. Read by position, so processes that were forked from one another can share the file."""
 
-    def __init__(self, file: BinaryIO, *, path: Path, options: JsonlDataset) -> None:
+    def __init__(self, file: BinaryIO, *, path: Path, options: JsonlDataset, answered: bool) -> None:
         self._options = options
+        self._answered = answered
         self._offsets, self._numbers = array("Q"), array("Q")
         self.hashes = array("Q")
         """Of each line's prompt."""
@@ -60,7 +61,7 @@ class _Lines:
             if line.strip():
                 self._offsets.append(offset)
                 self._numbers.append(number)
-                self.hashes.append(hash_of(_parse(line, number=number, options=options).question))
+                self.hashes.append(hash_of(self._parse(line, number=number).question))
             offset += len(line)
         if not self.hashes:
             raise UserError(field=f"{FIELD}.path", rule="must hold at least one line", got=str(path))
@@ -71,10 +72,13 @@ class _Lines:
         """One line."""
         start = self._offsets[row]
         end = self._offsets[row + 1] if row + 1 < len(self._offsets) else os.fstat(self._file).st_size
-        return _parse(os.pread(self._file, end - start, start), number=self._numbers[row], options=self._options)
+        return self._parse(os.pread(self._file, end - start, start), number=self._numbers[row])
+
+    def _parse(self, line: bytes, *, number: int) -> Question:
+        return _parse(line, number=number, options=self._options, answered=self._answered)
 
 
-def _parse(line: bytes, *, number: int, options: JsonlDataset) -> Question:
+def _parse(line: bytes, *, number: int, options: JsonlDataset, answered: bool) -> Question:
     place = f"{options.path} line {number + 1}"
     try:
         record = parse_json(line.decode("utf-8-sig" if number == 0 else "utf-8"))
@@ -89,7 +93,8 @@ def _parse(line: bytes, *, number: int, options: JsonlDataset) -> Question:
     prompt = _text(record, options.prompt_field, field=f"{FIELD}.promptField", place=place)
     if not prompt:
         raise UserError(field=f"{FIELD}.promptField", rule=f"{place}: {options.prompt_field} must not be empty")
-    answer = _text(record, options.answer_field, field=f"{FIELD}.answerField", place=place)
+    has_answer = answered or options.answer_field in record
+    answer = _text(record, options.answer_field, field=f"{FIELD}.answerField", place=place) if has_answer else None
     rest = {key: value for key, value in record.items() if key not in (options.prompt_field, options.answer_field)}
     return Question(question=prompt, answer=answer, metadata=rest, source_index=number)
 

@@ -39,6 +39,8 @@ from streamrl_workers.tasks.values import (
     Result,
     Score,
     ScoreSample,
+    SegmentKind,
+    ShownSegment,
     TurnAnswer,
 )
 
@@ -61,6 +63,7 @@ MAX_ROW_BYTES = 2 * PROMPT_BYTES
 """Of a row as JSON: what a program asks has a bound far below it (`agents/endpoint.py`), also with each character escaped."""
 
 _KINDS = frozenset(get_args(FailureKind))
+_SEGMENT_KINDS = frozenset(get_args(SegmentKind))
 _REQUESTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Request)}
 
 
@@ -167,27 +170,41 @@ def item_row(row: Any) -> Any:  # noqa: ANN401 - JSON
 def demonstration_row(shown: Demonstration) -> list[Any]:
     """As JSON carries it."""
     prompt, tokens = unpack_int32(shown.prompt_tokens).tolist(), unpack_int32(shown.tokens).tolist()
-    return [shown.text, prompt, tokens, shown.truncated, shown.reward]
+    return [prompt, tokens, shown.segments, shown.truncated, shown.reward, shown.weight]
 
 
 def _is_shown(parts: Any) -> bool:  # noqa: ANN401 - JSON
     """Whether these are the parts of a demonstration."""
     match parts:
-        case [str(text), list(prompt), list(tokens), bool(), reward] if _is_text(text) and is_finite(reward):
-            return all(
-                row and all(type(token) is int and 0 <= token < 2**31 for token in row) for row in (prompt, tokens)
+        case [list(prompt), list(tokens), list(segments), bool(), reward, weight]:
+            return (
+                is_finite(reward)
+                and is_finite(weight)
+                and all(
+                    row and all(type(token) is int and 0 <= token < 2**31 for token in row) for row in (prompt, tokens)
+                )
+                and all(_is_segment(segment) for segment in segments)
+                and sum(count for _, count, _ in segments) == len(tokens)
             )
     return False
 
 
+def _is_segment(parts: Any) -> bool:  # noqa: ANN401 - JSON
+    match parts:
+        case [str(text), int(count), str(kind)]:
+            return _is_text(text) and count >= 0 and kind in _SEGMENT_KINDS
+    return False
+
+
 def _demonstration(parts: Any) -> Demonstration:  # noqa: ANN401 - checked parts
-    text, prompt, tokens, truncated, reward = parts
+    prompt, tokens, segments, truncated, reward, weight = parts
     return Demonstration(
-        text=text,
         prompt_tokens=pack_int32(prompt),
         tokens=pack_int32(tokens),
+        segments=tuple(ShownSegment(*segment) for segment in segments),
         truncated=truncated,
         reward=reward,
+        weight=weight,
     )
 
 

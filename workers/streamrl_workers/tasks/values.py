@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Split = Literal["train", "held_out"]
 
@@ -23,15 +23,28 @@ class NeedPrompts:
     count: int
 
 
+SegmentKind = Literal["turn", "observation", "context"]
+"""What the model said; what it read; the prompt of a new context."""
+
+
+class ShownSegment(NamedTuple):
+    """Consecutive tokens of a demonstration."""
+
+    text: str
+    tokens: int
+    kind: SegmentKind
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
     """What the data set answers to a prompt, as a sample."""
 
-    text: str
     prompt_tokens: bytes  # int32 little-endian, as the others
     tokens: bytes  # the end-of-sequence token included, unless it is truncated
+    segments: tuple[ShownSegment, ...]  # they cover the tokens; most often one turn
     truncated: bool
-    reward: float  # 0 where rows have none
+    reward: float = 0.0  # where rows have none
+    weight: float = 1.0  # of its tokens in the loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -372,7 +372,7 @@ class SampleLifecycle:
         self._groups.begin(group)
         sample = demonstrated_sample(shown, group_id=group.group_id, version=self._groups.filling_step)
         sample.ended_at = self._fleet.epoch_s + self._fleet.now_s
-        texts = pb.GroupTexts(prompt=group.prompt, samples=[pb.SampleTexts(turns=[shown.text])])
+        texts = pb.GroupTexts(prompt=group.prompt, samples=[_demonstrated_texts(shown)])
         self._store(group, [sample], texts=texts.SerializeToString() if self._is_archived(group) else b"")
         self._groups.follow(group, GroupEvent.DEMONSTRATE)
 
@@ -432,4 +432,24 @@ def demonstrated_sample(shown: Demonstration, *, group_id: int, version: int) ->
         spans=[pb.VersionSpan(tokens=len(shown.tokens) >> 2, step=version)],
         finish_reason="length" if shown.truncated else "stop",
         reward=shown.reward,
+        segments=[
+            pb.Segment(tokens=segment.tokens, observation=segment.kind != "turn", context=segment.kind == "context")
+            for segment in (shown.segments if len(shown.segments) > 1 else ())
+        ],
+        weight=shown.weight,
     )
+
+
+def _demonstrated_texts(shown: Demonstration) -> pb.SampleTexts:
+    texts = pb.SampleTexts()
+    for segment in shown.segments:
+        if segment.kind == "turn":
+            texts.observations.extend(
+                [""] * (len(texts.turns) - len(texts.observations))
+            )  # nothing was read in between
+            texts.turns.append(segment.text)
+            continue
+        if segment.kind == "context":
+            texts.contexts.append(len(texts.observations))
+        texts.observations.append(segment.text)
+    return texts

@@ -38,6 +38,7 @@ class RewardedSample:
     reward: float | None  # None: scoring failed
     turns: tuple[ModelTurn, ...]
     truncated: bool = False  # ended by `maxTokens`, not by itself
+    weight: float = 1.0  # of the data set's own answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

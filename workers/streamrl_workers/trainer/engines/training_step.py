@@ -92,10 +92,16 @@ class TrainingStep(ABC):
         """Do the rest and update; the numbers that only this knows."""
 
     def held_out_loss(self, samples: Sequence[pb.Sample]) -> float:
-        """Mean cross-entropy over the tokens of these, in nats, under the weights as they are."""
-        packed = [part for sample in samples for part in pack_sample(sample, step=0, attempt=0)]
+        """Mean cross-entropy over the tokens of these, each times its sample's weight, in nats, under the weights as they are."""
+        packed = [
+            part
+            for sample in samples
+            for part in pack_sample(sample, step=0, attempt=0, advantage=rewarded(sample).weight)
+        ]
         return -statistics.fmean(
-            number for sample in self._prepared(self._packed(packed)) for number in sample.proximal_N or ()
+            weight * number
+            for sample in self._prepared(self._packed(packed))
+            for weight, number in zip(sample.advantages_N, sample.proximal_N or (), strict=True)
         )
 
     def _accumulate(self, batches: Sequence[list[PackedSample]]) -> None:
@@ -262,6 +268,7 @@ def rewarded(sample: pb.Sample) -> RewardedSample:
         reward=sample.reward if sample.HasField("reward") else None,
         turns=_turns(sample),
         truncated=sample.finish_reason == "length",
+        weight=sample.weight if sample.HasField("weight") else 1.0,
     )
 
 
