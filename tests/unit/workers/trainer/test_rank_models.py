@@ -94,7 +94,9 @@ def _left() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_left")
 @pytest.mark.parametrize(
-    "job", [{"rule": "ppo", "microBatchTokens": 32}, {"lora": {"rank": 4}, "algorithm": KL}], ids=["ppo", "lora"]
+    "job",
+    [{"rule": "ppo", "microBatchTokens": 32}, {"rule": "archer"}, {"lora": {"rank": 4}, "algorithm": KL}],
+    ids=["ppo", "archer", "lora"],
 )
 def test_with_cpu_offload_a_rank_alone_trains_alike(model: Path, tmp_path: Path, job: dict[str, Any]) -> None:
     plain, offloaded = _engine(model, **job), _engine(model, cpuOffload=True, **job)

@@ -32,6 +32,7 @@ RULES = {
     "reinforcePP": {"epochs": 2, "miniBatches": 3, "referenceKl": {}},
     "ppo": {"epochs": 2, "miniBatches": 2, "referenceKl": {}},
     "trajectoryBalance": {"beta": 0.1},
+    "archer": {"epochs": 2, "miniBatches": 2, "referenceKl": {}},
     "supervised": {},
 }
 
@@ -63,11 +64,13 @@ def test_every_rule_has_the_same_metrics_and_moves_the_weights():
     keys = {rule: set(metrics) for rule, metrics in seen.items()}
     by_pool = {key for key in keys["grpo"] if "/" in key}  # differences to a generator, where one drew the samples
     keys["supervised"] |= by_pool
+    keys["archer"] = {key for key in keys["archer"] if not key.startswith("replay")}
     assert all(found == keys["grpo"] for found in keys.values())
     assert {key.partition("/")[0] for key in keys["grpo"]} <= set(TRAINER_NUMBERS)
     assert {rule: metrics["updates"] for rule, metrics in seen.items() if metrics["updates"] != 1} == {
         "reinforcePP": 6,
         "ppo": 4,
+        "archer": 4,
     }
     assert seen["ppo"]["value_loss"] > 0 == seen["grpo"]["value_loss"]
     assert seen["ppo"]["critic_gradient_norm"] > 0

@@ -23,6 +23,7 @@ from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
+from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.load import load_empty, load_model, load_tokenizer
 from streamrl_workers.stream.packing import pack_float32
@@ -30,7 +31,13 @@ from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankEnvironment
-from streamrl_workers.trainer.engines.forward import Reference, ValueModel, forward_metrics, logprob_diff_metrics
+from streamrl_workers.trainer.engines.forward import (
+    Reference,
+    UtteranceValueModel,
+    ValueModel,
+    forward_metrics,
+    logprob_diff_metrics,
+)
 from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.memory import check_memory
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
@@ -190,7 +197,8 @@ def build_models(
     reference: Reference | None = None
     critic: ValueModel | None = None
     if algorithm.critic is not None:
-        critic = ValueModel.of(load(model_path))
+        of_utterances = isinstance(algorithm.critic, UtteranceCritic)
+        critic = (UtteranceValueModel if of_utterances else ValueModel).of(load(model_path))
         _finish(critic, trainer=trainer, device=device, mesh=mesh)
     if algorithm.reference_kl is not None and trainer.lora is None:
         reference = frozen(initial := load(model_path))

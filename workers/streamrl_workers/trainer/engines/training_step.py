@@ -50,6 +50,7 @@ from streamrl_workers.trainer.engines.packing import (
 )
 from streamrl_workers.trainer.engines.process_group import Ranks, everywhere
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics, is_trained
+from streamrl_workers.trainer.replay import REPLAYED
 
 _Contexts = list[PackedSample]
 """Of one sample, in their order."""
@@ -98,10 +99,10 @@ class TrainingStep(ABC):
             number for sample in self._prepared(self._packed(packed)) for number in sample.proximal_N or ()
         )
 
-    def _accumulate(self, batches: Sequence[list[PackedSample]]) -> None:
+    def _accumulate(self, batches: Sequence[list[PackedSample]], *, method: str = "accumulate") -> None:
         """Micro-steps over all batches."""
         for payloads in rounds(batches, ranks=self._ranks.size):
-            self._ranks.call("accumulate", payloads)
+            self._ranks.call(method, payloads)
 
     def _prepared(self, batches: Sequence[list[PackedSample]]) -> Iterator[PackedSample]:
         """The samples with what is said of them before the step's updates: forward passes without gradient."""
@@ -234,15 +235,18 @@ class BatchStep(TrainingStep):
         """One mini-batch and its update."""
         if not first:
             everywhere(self._ranks, "zero")
-        contexts = _flat(samples)
-        self._accumulate(self._packed(contexts))
-        count, tokens = len(samples), sum(context.trained for context in contexts)
+        ours = [contexts for contexts in samples if self._algorithm.replays_policy or not _is_replayed(contexts[0])]
+        others = [contexts for contexts in samples if not self._algorithm.replays_policy and _is_replayed(contexts[0])]
+        self._accumulate(self._packed(_flat(ours)))
+        self._accumulate(self._packed(_flat(others)), method="accumulate_values")
+        count, tokens = len(ours), sum(context.trained for context in _flat(ours))
+        targets = sum(not math.isnan(target) for context in _flat(samples) for target in context.returns_N or ())
         critic = self._algorithm.critic
         return self._update(
             Update(
                 step=self._step,
                 scale=self._scale(self._algorithm.aggregation, samples=count, sequences=count, tokens=tokens),
-                critic_scale=self._scale("TokenMean", samples=count, sequences=count, tokens=tokens),
+                critic_scale=1.0 / max(1, targets),
                 policy=critic is None or self._step >= critic.warm_up_steps,
             )
         )
@@ -274,6 +278,8 @@ def _view(sample: pb.Sample, contexts: _Contexts) -> TokenView:
         proximal_N=_joined([context.proximal_N for context in contexts]),
         reference_N=_joined([context.reference_N for context in contexts]),
         values_N=_joined([context.values_N for context in contexts]),
+        target_values_N=_joined([context.target_values_N for context in contexts]),
+        replayed=_is_replayed(contexts[0]),
     )
 
 
@@ -300,12 +306,17 @@ def masked(samples: Sequence[PackedSample], *, mask: BatchMask | None) -> list[P
     return [replace(s, kept_N=array("f", islice(kept_N, s.trained))) for s in samples]
 
 
+def _is_replayed(sample: PackedSample) -> bool:
+    return sample.group_id >= REPLAYED
+
+
 def _with(contexts: _Contexts, *, values: TokenValues) -> _Contexts:
     """Each context with its tokens' part of the sample's values."""
     found, begin = [], 0
+    each = len(values.returns_N or ()) // max(1, len(values.advantages_N))
     for context in contexts:
         end = begin + context.trained
-        returns = None if values.returns_N is None else array("d", values.returns_N[begin:end])
+        returns = None if values.returns_N is None else array("d", values.returns_N[begin * each : end * each])
         found.append(replace(context, advantages_N=array("d", values.advantages_N[begin:end]), returns_N=returns))
         begin = end
     return found
@@ -326,10 +337,16 @@ def _merged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _explained_variance(samples: Sequence[PackedSample]) -> float:
-    """1 - Var(returns - values) / Var(returns) over the tokens of the batch; 0 without a critic or without variance."""
-    returns = [number for sample in samples for number in sample.returns_N or ()]
-    values = [number for sample in samples if sample.returns_N is not None for number in sample.values_N or ()]
+    """1 - Var(returns - values) / Var(returns) over what the critic is to learn; 0 without a critic or without variance."""
+    pairs = [
+        (target, value)
+        for sample in samples
+        if sample.returns_N is not None
+        for target, value in zip(sample.returns_N, sample.values_N or (), strict=True)
+        if not math.isnan(target)
+    ]
+    returns = [target for target, _ in pairs]
     if not returns or min(returns) == max(returns):
         return 0.0
-    errors = [target - value for target, value in zip(returns, values, strict=True)]
+    errors = [target - value for target, value in pairs]
     return 1.0 - statistics.pvariance(errors) / statistics.pvariance(returns)
