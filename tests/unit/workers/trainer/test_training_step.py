@@ -70,7 +70,6 @@ def test_every_rule_has_the_same_metrics_and_moves_the_weights():
     assert {rule: metrics["updates"] for rule, metrics in seen.items() if metrics["updates"] != 1} == {
         "reinforcePP": 6,
         "ppo": 4,
-        "archer": 4,
     }
     assert seen["ppo"]["value_loss"] > 0 == seen["grpo"]["value_loss"]
     assert seen["ppo"]["critic_gradient_norm"] > 0

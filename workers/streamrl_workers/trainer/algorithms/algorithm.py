@@ -95,7 +95,6 @@ class Algorithm(ABC):
     needs: ClassVar[Literal["group", "batch"]]
     aggregation: Aggregation
     critic: Critic | UtteranceCritic | None = None  # not None: a value model is wanted, of tokens or of utterances
-    replays_policy: ClassVar[bool] = True  # False: samples of the replay buffer teach the critic alone
     compares: ClassVar[bool] = (
         True  # False: no policy drew the samples whose log-probs could be compared with the trainer's
     )
@@ -125,6 +124,8 @@ class BatchAlgorithm(Algorithm):
     """Needs the whole batch: updates start when it is full; several are possible."""
 
     needs = "batch"
+    critic_first: ClassVar[bool] = False
+    """True: epochs and mini-batches are the critic's, over replayed samples too; then the policy is updated once, without these."""
 
     def __init__(self, setup: AlgorithmSetup) -> None:
         super().__init__(setup)

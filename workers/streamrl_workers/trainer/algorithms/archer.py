@@ -33,7 +33,7 @@ class Archer(BatchAlgorithm):
     """The algorithm with the job's constants."""
 
     aggregation = "SequenceSum"
-    replays_policy = False
+    critic_first = True
 
     def __init__(self, setup: AlgorithmSetup) -> None:
         super().__init__(setup)

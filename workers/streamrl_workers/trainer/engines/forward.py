@@ -271,7 +271,7 @@ class ForwardMetrics:
         return [*self._sums.tolist(), *self._closed.tolist(), self._ratio_max.item()]
 
 
-def forward_metrics(ranks: Sequence[Sequence[float]], *, updates: int) -> dict[str, float]:
+def forward_metrics(ranks: Sequence[Sequence[float]], *, updates: int, critic_updates: int) -> dict[str, float]:
     """The step's numbers from every rank's sums; losses are means over the updates.
 
     No mean of means. A ratio without tokens is 0 and `forward_tokens` says that nothing was measured. The key set is the same for
@@ -282,7 +282,7 @@ def forward_metrics(ranks: Sequence[Sequence[float]], *, updates: int) -> dict[s
     tokens = max(1.0, sums["tokens"])
     return {
         "loss": sums["loss"] / updates,
-        "value_loss": sums["value_loss"] / updates,
+        "value_loss": sums["value_loss"] / critic_updates,
         "ratio_mean": sums["ratio"] / tokens,
         "ratio_max": max(ratios),
         "clip_fraction": sums["clipped"] / tokens,

@@ -66,7 +66,8 @@ class Update:
     step: int  # of the run: places the learning rate
     scale: float  # the accumulated sums are multiplied by this
     critic_scale: float
-    policy: bool  # False: the critic learns alone
+    policy: bool = True  # False: the critic learns alone
+    critic: bool = True  # False: where there is one, it stays as it is
 
 
 DUMMY = PackedSample(

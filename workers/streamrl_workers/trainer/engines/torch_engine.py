@@ -99,7 +99,12 @@ class TorchEngine:
     def finish_step(self) -> dict[str, float]:
         """The rest of the work, and the updates."""
         numbers = self._step.finish(self._metrics)
-        measured = forward_metrics(everywhere(self._ranks, "measured"), updates=int(numbers["updates"]))
+        updates = int(numbers["updates"])
+        measured = forward_metrics(
+            everywhere(self._ranks, "measured"),
+            updates=updates,
+            critic_updates=int(numbers.pop("critic_updates", updates)),
+        )
         diffs = logprob_diff_metrics(everywhere(self._ranks, "logprob_diffs"), pools=self._pools)
         replayed = {} if self._replay is None else self._replay.admit(self._metrics.step, self._fresh)
         return self._metrics.metrics() | measured | diffs | numbers | replayed

@@ -206,15 +206,19 @@ class BatchStep(TrainingStep):
         """Prepare the rest, form advantages, and go through the epochs."""
         del metrics
         self._pass(self._pending.take_all())
+        samples = self._valued()
+        updates = [self._trained(part, first=number == 0) for number, part in enumerate(self._parts(samples))]
+        return _merged(updates) | {"skipped_tokens": 0.0, "explained_variance": _explained_variance(_flat(samples))}
+
+    def _valued(self) -> list[_Contexts]:
+        """The samples with advantages, what the critic is to learn, and the mask."""
         batch = [(sample, list(contexts.values())) for _, (sample, contexts) in sorted(self._batch.items())]
         values = self._algorithm.values([_view(*entry) for entry in batch]) if batch else []
         for (sample, _), found in zip(batch, values, strict=True):
             self.advantages[sample.group_id][sample.sample_index] = statistics.fmean(found.advantages_N)
         samples = [_with(contexts, values=found) for (_, contexts), found in zip(batch, values, strict=True)]
         kept = iter(masked(_flat(samples), mask=self._algorithm.mask))
-        samples = [[next(kept) for _ in contexts] for contexts in samples]
-        updates = [self._trained(part, first=number == 0) for number, part in enumerate(self._parts(samples))]
-        return _merged(updates) | {"skipped_tokens": 0.0, "explained_variance": _explained_variance(_flat(samples))}
+        return [[next(kept) for _ in contexts] for contexts in samples]
 
     def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
         """Forward passes without gradient over all batches."""
@@ -231,31 +235,59 @@ class BatchStep(TrainingStep):
             for part in range(count):
                 yield order[part * len(order) // count : (part + 1) * len(order) // count]
 
-    def _trained(self, samples: list[_Contexts], *, first: bool) -> dict[str, float]:
-        """One mini-batch and its update."""
+    def _trained(
+        self, samples: Sequence[_Contexts], *, first: bool, policy: bool = True, critic: bool = True
+    ) -> dict[str, float]:
+        """One mini-batch and its update; of the policy, the critic, or both."""
         if not first:
             everywhere(self._ranks, "zero")
-        ours = [contexts for contexts in samples if self._algorithm.replays_policy or not _is_replayed(contexts[0])]
-        others = [contexts for contexts in samples if not self._algorithm.replays_policy and _is_replayed(contexts[0])]
-        self._accumulate(self._packed(_flat(ours)))
-        self._accumulate(self._packed(_flat(others)), method="accumulate_values")
-        count, tokens = len(ours), sum(context.trained for context in _flat(ours))
-        targets = sum(not math.isnan(target) for context in _flat(samples) for target in context.returns_N or ())
-        critic = self._algorithm.critic
+        contexts, count = _flat(samples), len(samples)
+        method = "accumulate" if policy and critic else "accumulate_policy" if policy else "accumulate_values"
+        self._accumulate(self._packed(contexts), method=method)
+        tokens = sum(context.trained for context in contexts)
+        targets = sum(not math.isnan(target) for context in contexts for target in context.returns_N or ())
+        warmed_up = self._algorithm.critic is None or self._step >= self._algorithm.critic.warm_up_steps
         return self._update(
             Update(
                 step=self._step,
                 scale=self._scale(self._algorithm.aggregation, samples=count, sequences=count, tokens=tokens),
                 critic_scale=1.0 / max(1, targets),
-                policy=critic is None or self._step >= critic.warm_up_steps,
+                policy=policy and warmed_up,
+                critic=critic,
             )
         )
+
+
+class CriticFirstStep(BatchStep):
+    """The critic learns from all samples, then the policy is updated once, from the step's own, by what the critic has learnt."""
+
+    def finish(self, metrics: StepMetrics) -> dict[str, float]:
+        """Prepare the rest, go through the critic's epochs, prepare the step's own again, and update the policy."""
+        del metrics
+        self._pass(self._pending.take_all())
+        samples = self._valued()
+        told = _explained_variance(_flat(samples))
+        taught = [
+            self._trained(part, first=number == 0, policy=False) for number, part in enumerate(self._parts(samples))
+        ]
+        own = [contexts for contexts in samples if not _is_replayed(contexts[0])]
+        self._pass(self._packed(_flat(own)))
+        own = [contexts for contexts in self._valued() if not _is_replayed(contexts[0])]
+        moved = self._trained(own, first=False, critic=False)
+        learnt = _merged(taught)
+        return _merged([moved]) | {
+            "critic_gradient_norm": learnt["critic_gradient_norm"],
+            "critic_updates": learnt["updates"],
+            "skipped_nonfinite_steps": moved["skipped_nonfinite_steps"] + learnt["skipped_nonfinite_steps"],
+            "skipped_tokens": 0.0,
+            "explained_variance": told,
+        }
 
 
 def create_training_step(algorithm: Algorithm, *, ranks: Ranks, spec: RLJobSpec) -> TrainingStep:
     """As the algorithm needs it."""
     if isinstance(algorithm, BatchAlgorithm):
-        return BatchStep(algorithm, ranks=ranks, spec=spec)
+        return (CriticFirstStep if algorithm.critic_first else BatchStep)(algorithm, ranks=ranks, spec=spec)
     assert isinstance(algorithm, GroupAlgorithm), f"{type(algorithm).__name__} needs neither groups nor batches"
     return GroupStep(algorithm, ranks=ranks, spec=spec)
 

@@ -163,21 +163,25 @@ class RankWorker:
         self._free()
         return [prepared for half in halves for prepared in self.prepare(half)]
 
-    def accumulate(self, samples: Sequence[PackedSample], *, policy: bool = True) -> None:
-        """One micro-step: forward and backward. `policy` False: of the critic alone."""
+    def accumulate(self, samples: Sequence[PackedSample], *, policy: bool = True, critic: bool = True) -> None:
+        """One micro-step: forward and backward, of the policy and of the critic if there is one."""
         before = self._gradient_versions()
         try:
-            self._accumulate(samples, policy=policy)
+            self._accumulate(samples, policy=policy, critic=critic)
         except _OUT_OF_MEMORY as error:
             halves = _halves(samples, error)
         else:
-            self._accumulated.append((samples, policy))
+            self._accumulated.append((samples, policy, critic))
             return
         self._free()
         if self._gradient_versions() != before:
             self._accumulate_again()
         for half in halves:
-            self.accumulate(half, policy=policy)
+            self.accumulate(half, policy=policy, critic=critic)
+
+    def accumulate_policy(self, samples: Sequence[PackedSample]) -> None:
+        """One micro-step of the policy alone."""
+        self.accumulate(samples, critic=False)
 
     def accumulate_values(self, samples: Sequence[PackedSample]) -> None:
         """One micro-step of the critic alone."""
@@ -209,7 +213,7 @@ class RankWorker:
         }
         if update.policy:
             numbers |= self._optimiser.step(update.step, scale=update.scale)
-        if self._critic_optimiser is not None:
+        if self._critic_optimiser is not None and update.critic:
             critic = self._critic_optimiser.step(update.step, scale=update.critic_scale)
             self._follow()
             numbers["critic_gradient_norm"] = critic["gradient_norm"]
@@ -281,11 +285,11 @@ class RankWorker:
             if p.grad is not None
         }
 
-    def _accumulate(self, samples: Sequence[PackedSample], *, policy: bool, counted: bool = True) -> None:
+    def _accumulate(self, samples: Sequence[PackedSample], *, policy: bool, critic: bool, counted: bool = True) -> None:
         """`counted`: in the step's sums."""
         batch = self._batch(samples)
         passed = self._policy_pass(batch) if policy else None
-        errors = self._value_loss(batch)
+        errors = self._value_loss(batch) if critic else None
         nothing = torch.zeros((), device=self._device)
         total = nothing if passed is None else passed[0]
         torch.autograd.backward([loss for loss in (total, errors) if loss is not None and loss.requires_grad])
@@ -316,8 +320,8 @@ class RankWorker:
     def _accumulate_again(self) -> None:
         """The update's micro-steps so far; they are in the sums already."""
         self._zero_gradients()
-        for samples, policy in self._accumulated:
-            self._accumulate(samples, policy=policy, counted=False)
+        for samples, policy, critic in self._accumulated:
+            self._accumulate(samples, policy=policy, critic=critic, counted=False)
 
     def _gradient_versions(self) -> list[int]:
         """Each addition to a gradient, which is made in place, changes its number."""
@@ -335,7 +339,8 @@ class RankWorker:
         return make_batch(samples or [DUMMY], aggregation=self._algorithm.aggregation, device=self._device, whole=whole)
 
     def _zero(self) -> None:
-        self._accumulated: list[tuple[Sequence[PackedSample], bool]] = []  # micro-steps of the update; with the policy?
+        self._accumulated: list[tuple[Sequence[PackedSample], bool, bool]] = []
+        """Micro-steps of the update, each with what `accumulate` was told."""
         self._zero_gradients()
 
     def _zero_gradients(self) -> None:
