@@ -23,7 +23,7 @@ from streamrl.spec import RLJobSpec
 from streamrl_cli.jobfile import load_job
 from streamrl_workers.models.load import load_model, load_tokenizer
 from streamrl_workers.models.prepare import prepare
-from streamrl_workers.stream.packing import pack_float32, pack_int32
+from streamrl_workers.stream.packing import pack_float32, pack_int32, unpack_int32
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models
@@ -39,7 +39,9 @@ GAMES, EVERY, ENOUGH = 400, 5, 0.8
 
 VARIANTS: Mapping[str, str] = {
     "grpo": "{grpo: {}}",
-    "archer": "{archer: {epochs: 4, miniBatches: 4, critic: {learningRate: 1.0e-3, warmUpSteps: 5}}}",
+    "archer": "{archer: {epochs: 2, critic: {learningRate: 1.0e-3, warmUpSteps: 5}, replay: {sharePercent: 50}}}",
+    "archer, resample": "{archer: {epochs: 2, critic: {learningRate: 1.0e-3, warmUpSteps: 5}, replay: {sharePercent: 50}, "
+    "resample: {sharePercent: 50}}}",
 }
 
 
@@ -125,6 +127,24 @@ class Sampler:
             reward=one.reward,
         )
 
+    def resample(self, state: pb.TurnState, *, group_id: int, size: int, step: int) -> pb.Group:
+        """Turns drawn anew where a sample's turn began."""
+        before = [*self._ids(PROMPT), *unpack_int32(state.tokens)]
+        samples = [
+            pb.Sample(
+                group_id=group_id,
+                sample_index=index,
+                prompt_tokens=pack_int32(before),
+                tokens=pack_int32(tokens),
+                logprobs=pack_float32(logprobs),
+                spans=[pb.VersionSpan(tokens=len(tokens), step=step, attempt=1)],
+                generator_id="generator-local-0",
+                resampled=True,
+            )
+            for index, (tokens, logprobs) in enumerate(self.say([before] * size))
+        ]
+        return pb.Group(group_id=group_id, step=step, samples=samples)
+
 
 class Reached(NamedTuple):
     """What a run had drawn when it won often enough; None: it never did."""
@@ -154,14 +174,17 @@ def run(spec: RLJobSpec, *, folder: str) -> Reached:
             if success >= ENOUGH and reached is None:
                 reached = sampler.utterances, sampler.games
                 break
-        secrets = torch.randint(0, HIGHEST + 1, (batch,), generator=hidden).tolist()
+        states = engine.states()
+        secrets = torch.randint(0, HIGHEST + 1, (batch - len(states),), generator=hidden).tolist()
         played = sampler.play([Game(secret) for secret in secrets for _ in range(size)])
         engine.begin_step(step, attempt=1)
-        for number in range(batch):
+        for number in range(len(secrets)):
             group_id = step * batch + number
             mine = enumerate(played[number * size : (number + 1) * size])
             samples = [sampler.sample(one, group_id=group_id, index=index, step=step) for index, one in mine]
             engine.add([pb.Group(group_id=group_id, step=step, samples=samples)])
+        for number, state in enumerate(states, start=step * batch + len(secrets)):
+            engine.add([sampler.resample(state, group_id=number, size=size, step=step)])
         engine.finish_step()
     return Reached(*(reached or (None, None)), success)
 

@@ -189,12 +189,25 @@ class EpisodeReplay(SpecModel):
     )
 
 
+class Resample(SpecModel):
+    """Groups that play no game: their samples are one turn each, drawn anew where an earlier sample's turn began."""
+
+    share_percent: int = Field(default=50, ge=1, le=90, description="Share of such groups among those of a step.")
+
+
 class ArcherSpec(Updates):
     """ArCHer (arXiv 2402.19446): an off-policy critic of whole utterances, an actor of tokens."""
 
+    epochs: int = Field(
+        default=4, ge=1, le=64, description="Passes of the critic over a step's samples, with the replayed ones."
+    )
+    mini_batches: int = Field(default=4, ge=1, le=1024, description="Updates of the critic a pass.")
     discount: float = Field(default=0.9, gt=0, le=1, description="Discount of a reward for each turn before it.")
     critic: UtteranceCritic = Field(default=UtteranceCritic(), description="The critic.")
     replay: EpisodeReplay = Field(default=EpisodeReplay(), description="Earlier samples that teach the critic again.")
+    resample: Resample | None = Field(
+        default=None, description="Turns drawn anew at replayed states, for the actor; absent = none."
+    )
 
 
 class SupervisedSpec(SpecModel):

@@ -18,11 +18,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec, parse_bytes
-from streamrl.spec.algorithm import EpisodeReplay, Replay
+from streamrl.spec.algorithm import ArcherSpec, EpisodeReplay, Replay
+from streamrl_workers.stream.segments import segments
 
 REPLAYED = 1 << 63
 """Groups of replayed samples have numbers from here on: no group of the scheduler has one."""
@@ -82,6 +84,11 @@ class ReplayBuffer:
             "replay_buffer_samples": float(len(self._samples)),
             "replay_buffer_bytes": float(self._bytes),
         }
+
+    def states(self, step: int) -> list[pb.TurnState]:
+        """Where turns are to be drawn anew, behind `step`."""
+        del step
+        return []
 
     def save(self, directory: Path) -> None:
         """Write all of it into a checkpoint."""
@@ -154,6 +161,16 @@ class ReplayBuffer:
 class EpisodeBuffer(ReplayBuffer):
     """Samples for an off-policy critic: each is as likely to be drawn, and equal ones stay as often as they were seen."""
 
+    def __init__(self, spec: ArcherSpec, *, job: RLJobSpec) -> None:
+        super().__init__(spec.replay, job=job)
+        self._resampled_percent = 0 if spec.resample is None else spec.resample.share_percent
+
+    def states(self, step: int) -> list[pb.TurnState]:
+        """For each group that the next step may make of one: any sample, any turn of its first context."""
+        rng, kept = random.Random(f"{self._seed}/{step}/states"), list(self._samples.values())
+        due = -(-self._batch_groups * self._resampled_percent // 100) if kept else 0
+        return [_turn_state(pb.Sample.FromString(rng.choice(kept).data), rng=rng) for _ in range(due)]
+
     def _draw(self, groups: int, *, rng: random.Random) -> list[list[_KeptSample]]:
         kept = list(self._samples.values())
         drawn = rng.sample(kept, min(groups * self._group_size, len(kept)))
@@ -166,7 +183,7 @@ class EpisodeBuffer(ReplayBuffer):
 def create_replay(job: RLJobSpec) -> ReplayBuffer | None:
     """The job's, if it has one."""
     if job.algorithm.archer is not None:
-        return EpisodeBuffer(job.algorithm.archer.replay, job=job)
+        return EpisodeBuffer(job.algorithm.archer, job=job)
     algorithm = job.algorithm.trajectory_balance
     if algorithm is None or algorithm.replay is None:
         return None
@@ -186,6 +203,14 @@ def _group(group_id: int, kept: Sequence[_KeptSample], *, step: int) -> pb.Group
     for index, sample in enumerate(group.samples):
         sample.group_id, sample.sample_index = group_id, index
     return group
+
+
+def _turn_state(sample: pb.Sample, *, rng: random.Random) -> pb.TurnState:
+    begins, place = [], 0
+    for segment in takewhile(lambda one: not one.context, segments(sample)):
+        begins += [place] * (not segment.observation)
+        place += segment.tokens
+    return pb.TurnState(prompt_index=sample.group_id, tokens=sample.tokens[: 4 * rng.choice(begins)])
 
 
 def _digest(data: bytes) -> bytes:

@@ -23,6 +23,7 @@ def _one_thread():
 
 
 def job(**constants):
+    constants = {"epochs": 1, "miniBatches": 1} | constants
     return trainer_spec(rule="archer", algorithm=constants)
 
 

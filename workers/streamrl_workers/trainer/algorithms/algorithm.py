@@ -54,6 +54,7 @@ class TokenView:
     )
     target_values_N: Sequence[float] | None = None  # its copy's
     replayed: bool = False  # from the replay buffer
+    resampled: bool = False  # one turn, drawn anew at an earlier state, whose reward nobody knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

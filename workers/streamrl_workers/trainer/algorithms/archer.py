@@ -8,7 +8,7 @@ are those of its copy, which follows it by `targetRate` with each update (sectio
     L_V = (V(s_k) - Q'(s_k, a))^2 / 2                           each of the pair by its own
 
 L_Q holds for whoever drew a_k: samples of the replay buffer teach it. L_V and the actor need an utterance `a` of the policy in training
-at s_k: those of the step's own samples. The advantage of each of its tokens is that of the whole utterance:
+at s_k: those of the step's own samples, and with `resample` turns drawn anew at states of the buffer, which have no r. The advantage of each of its tokens is that of the whole utterance:
 
     A_k = min Q(s_k, a) - min V(s_k)                            of the critic where the step's updates begin
 
@@ -58,7 +58,8 @@ class Archer(BatchAlgorithm):
             advantages_N += [min(utterance) - min(state)] * (end - begin)
             following = targets[end][:2] if end < len(targets) else (0.0, 0.0)
             earned = math.fsum(rewards[begin:end])
-            returns_NH[end - 1][2:] = [earned + self._discount * value for value in following]
+            if not view.resampled:
+                returns_NH[end - 1][2:] = [earned + self._discount * value for value in following]
             if not view.replayed:
                 returns_NH[begin][:2] = targets[end - 1][2:]
         return TokenValues(advantages_N=advantages_N, returns_N=[number for row in returns_NH for number in row])

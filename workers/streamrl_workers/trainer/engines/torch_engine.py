@@ -90,7 +90,7 @@ class TorchEngine:
             self._metrics.add(group)
             self._step.add(group)
             if self._replay is not None:
-                self._fresh += filter(is_trained, group.samples)
+                self._fresh += (sample for sample in group.samples if is_trained(sample) and not sample.resampled)
 
     def advance(self, *, idle: bool) -> bool:
         """One micro-step on every rank."""
@@ -116,6 +116,10 @@ class TorchEngine:
     def advantages(self, group_ids: Sequence[int]) -> bytes:
         """As the algorithm formed them."""
         return pack_float32(value for group_id in group_ids for value in self._step.advantages[group_id])
+
+    def states(self) -> list[pb.TurnState]:
+        """Of earlier samples, by the replay buffer."""
+        return [] if self._replay is None else self._replay.states(self._metrics.step)
 
     def tensors(self) -> dict[str, TensorBytes]:
         """Copies of all tensors; where names share one storage, the first; with adapters, the base and these."""

@@ -312,6 +312,7 @@ def _view(sample: pb.Sample, contexts: _Contexts) -> TokenView:
         values_N=_joined([context.values_N for context in contexts]),
         target_values_N=_joined([context.target_values_N for context in contexts]),
         replayed=_is_replayed(contexts[0]),
+        resampled=sample.resampled,
     )
 
 
