@@ -39,9 +39,8 @@ GAMES, EVERY, ENOUGH = 400, 5, 0.8
 
 VARIANTS: Mapping[str, str] = {
     "grpo": "{grpo: {}}",
-    "archer": "{archer: {epochs: 2, critic: {learningRate: 1.0e-3, warmUpSteps: 5}, replay: {sharePercent: 50}}}",
-    "archer, resample": "{archer: {epochs: 2, critic: {learningRate: 1.0e-3, warmUpSteps: 5}, replay: {sharePercent: 50}, "
-    "resample: {sharePercent: 50}}}",
+    "archer": "{archer: {critic: {learningRate: 1.0e-3, warmUpSteps: 5}}}",
+    "archer, resample": "{archer: {critic: {learningRate: 1.0e-3, warmUpSteps: 5}, resample: {sharePercent: 50}}}",
 }
 
 
@@ -63,7 +62,8 @@ class Sampler:
     def __init__(self, model: torch.nn.Module, *, folder: str, spec: RLJobSpec) -> None:
         self._model = model
         self._tokenizer = load_tokenizer(folder)
-        self._max_tokens, self._turns = spec.task.sampling.max_tokens, 4
+        assert spec.task.environment is not None
+        self._max_tokens, self._turns = spec.task.sampling.max_tokens, spec.task.environment.max_turns
         self._ends = {self._tokenizer.eos_token_id, *self._ids("\n")}
         self.utterances = self.games = 0
 
@@ -162,7 +162,6 @@ def run(spec: RLJobSpec, *, folder: str) -> Reached:
     actor = load_model(folder).eval()
     sampler, judge = (Sampler(actor, folder=folder, spec=spec) for _ in range(2))
     size, batch = spec.task.group_size, spec.pipeline.batch_groups
-    reached: tuple[int, int] | None = None
     success = 0.0
     hidden = torch.Generator().manual_seed(spec.seed)
     for step in range(spec.pipeline.steps + 1):
@@ -171,9 +170,8 @@ def run(spec: RLJobSpec, *, folder: str) -> Reached:
             won = judge.play([Game(number % (HIGHEST + 1)) for number in range(GAMES)])
             success = statistics.fmean(one.reward for one in won)
             print(f"# {step}: {success:.3f} after {sampler.utterances} utterances", file=sys.stderr, flush=True)
-            if success >= ENOUGH and reached is None:
-                reached = sampler.utterances, sampler.games
-                break
+            if success >= ENOUGH:
+                return Reached(sampler.utterances, sampler.games, success)
         states = engine.states()
         secrets = torch.randint(0, HIGHEST + 1, (batch - len(states),), generator=hidden).tolist()
         played = sampler.play([Game(secret) for secret in secrets for _ in range(size)])
@@ -186,7 +184,7 @@ def run(spec: RLJobSpec, *, folder: str) -> Reached:
         for number, state in enumerate(states, start=step * batch + len(secrets)):
             engine.add([sampler.resample(state, group_id=number, size=size, step=step)])
         engine.finish_step()
-    return Reached(*(reached or (None, None)), success)
+    return Reached(None, None, success)
 
 
 def main() -> None:

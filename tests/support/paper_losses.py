@@ -32,6 +32,7 @@ class Seen:
     ends: dict[int, float]  # token at which a turn ends -> the turn's reward
     contexts: list[tuple[int, int]]  # first and last + 1 of the tokens of each conversation
     longest: int = 0
+    resampled: bool = False  # a turn drawn anew, whose reward nobody knows
 
 
 def conversations(trajectory: pb.Sample) -> list[tuple[list[int], list[pb.Segment], int]]:
@@ -60,6 +61,7 @@ def look(trajectory: pb.Sample, models: dict[str, torch.nn.Module]) -> Seen:
         copied=[],
         ends={},
         contexts=[],
+        resampled=trajectory.resampled,
     )
     for prompt, segments, begin in conversations(trajectory):
         first = len(seen.policy)
@@ -292,10 +294,11 @@ def hierarchical(case: Case, seen: list[Seen]) -> tuple[torch.Tensor, torch.Tens
             for head in (0, 1):
                 ahead = 0.0 if done else s.copied[last + 1][0][head]
                 target = sum(rewards[first : last + 1]) + case.algorithm.get("discount", 0.9) * ahead
-                errors = errors + (s.utterances[last][head] - target) ** 2 / 2
+                if not s.resampled:
+                    errors = errors + (s.utterances[last][head] - target) ** 2 / 2
                 if s.group < REPLAYED:
                     errors = errors + (s.states[first][head] - s.copied[last][1][head]) ** 2 / 2
-            terms += 4 if s.group < REPLAYED else 2
+            terms += 4 if s.group < REPLAYED and not s.resampled else 2
             for token in range(first, last + 1) if s.group < REPLAYED else ():
                 policy = s.policy[token]
                 actor = actor + surrogate(policy, s.behaviour[token], policy.item(), advantage, case, whole[token])

@@ -86,14 +86,17 @@ GROUP_CASES += MASKED
 
 
 def groups_of(case: Case) -> list[pb.Group]:
-    """With ArCHer some that teach the critic alone."""
+    """With ArCHer some that teach the critic alone, and some turns drawn anew."""
     if case.rule != "archer":
         return groups()
-    return [*groups(), multi_turn(REPLAYED + 1, [0.4, None, 0.2]), branched(REPLAYED + 2, [0.5, 0.6, 0.7])]
+    anew = make_group(8, step=1, rewards=[None, None, None])
+    for sample in anew.samples:
+        sample.resampled = True
+    return [*groups(), anew, multi_turn(REPLAYED + 1, [0.4, None, 0.2]), branched(REPLAYED + 2, [0.5, 0.6, 0.7])]
 
 
 def looks(models: dict[str, torch.nn.Module], case: Case) -> list[Seen]:
-    return [look(t, models) for group in groups_of(case) for t in group.samples if t.HasField("reward")]
+    return [look(t, models) for group in groups_of(case) for t in group.samples if t.HasField("reward") or t.resampled]
 
 
 def float64_models(rule: str = "ppo") -> dict[str, torch.nn.Module]:

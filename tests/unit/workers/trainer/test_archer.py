@@ -110,6 +110,46 @@ def _drawn(buffer, step: int) -> list[int]:
     return [pb.Sample.FromString(kept.data).group_id for kept in chosen]
 
 
+def test_states_are_where_turns_begin_and_follow_from_seed_and_step():
+    buffers = [create_replay(job(resample={"sharePercent": 60})) for _ in range(2)]
+    assert buffers[0].states(0) == []
+    samples = [sample for group in steps_of(1)[0] for sample in group.samples if sample.HasField("reward")]
+    for buffer in buffers:
+        buffer.admit(0, samples)
+    states = [state for step in range(60) for state in buffers[0].states(step)]
+    assert states == [state for step in range(60) for state in buffers[1].states(step)]
+    assert len(states) == 60 * 3  # of the four groups of a step, 60 % rounded up
+    assert {(state.prompt_index, state.tokens) for state in states} == {
+        (sample.group_id, sample.tokens[: 4 * begin]) for sample in samples for begin in _begins(sample)
+    }
+    assert create_replay(job()).states(0) == []
+
+
+def _begins(sample: pb.Sample) -> list[int]:
+    """Tokens before each turn of the first context."""
+    found, place = [], 0
+    for segment in sample.segments:
+        if segment.context:
+            break
+        if not segment.observation:
+            found.append(place)
+        place += segment.tokens
+    return found
+
+
+def test_turns_drawn_anew_are_trained_and_not_kept():
+    spec = job(resample={"sharePercent": 50})
+    engine = tiny_engine(spec)
+    anew = multi_turn(3, [None] * GROUP_SIZE)
+    for sample in anew.samples:
+        sample.resampled = True
+        sample.ClearField("segments")
+    (told,) = run(engine, [[*steps_of(1)[0][:3], anew]])
+    assert told["replay_buffer_samples"] == told["samples"] - told["masked_samples"] - GROUP_SIZE
+    assert told["zero_variance_groups"] == 0
+    assert [len(engine.advantages([3])), len(engine.states())] == [4 * GROUP_SIZE, 2]
+
+
 def test_a_resumed_run_goes_on_as_if_it_had_not_been_killed(tmp_path):
     """The copy and the buffer are of the checkpoint."""
     steps, spec = steps_of(5), job(miniBatches=2, **WARM_UP)
