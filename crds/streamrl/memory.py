@@ -86,12 +86,15 @@ def sequence_tokens(task: Task, *, positions: int | None) -> int:
     return tokens if positions is None else min(tokens, positions)
 
 
-def rank_memory(sizes: ModelSizes, *, trainer: Trainer, task: Task, reference: bool, critic: bool) -> RankMemory:
-    """`reference`: whether the algorithm measures a divergence; `critic`: whether it has a value model."""
+def rank_memory(
+    sizes: ModelSizes, *, trainer: Trainer, task: Task, reference: bool, critic: bool, target: bool = False
+) -> RankMemory:
+    """`reference`: whether the algorithm measures a divergence; `critic`: whether it has a value model; `target`: and a copy of that."""
     tokens = max(trainer.micro_batch_tokens, sequence_tokens(task, positions=sizes.positions))  # no sample is cut
     number = number_bytes(trainer)
-    trained = sizes.trained * (1 + critic) if trainer.sherl is not None else sizes.trained + sizes.parameters * critic
-    weights = sizes.parameters * (1 + critic + (reference and trainer.lora is None))
+    critic_trained = sizes.parameters if trainer.sherl is None or target else sizes.trained
+    trained = sizes.trained + critic_trained * critic
+    weights = sizes.parameters * (1 + critic + target + (reference and trainer.lora is None))
     block = (sizes.parameters - sizes.embeddings) // sizes.layers
     gathered = (_GATHERED_BLOCKS * block + 2 * sizes.embeddings) * number
     largest = sizes.vocabulary * sizes.hidden

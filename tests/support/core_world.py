@@ -20,7 +20,7 @@ from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Score, ScoreSam
 from support.core_peers import SimGenerator, SimTrainer, group_command, hello_of, is_evaluation
 from support.core_rows import check_held_out, is_of_row, prompts_of
 from support.replayed import replay
-from support.turns import CONTEXT_CHAR, check_trajectory, next_token
+from support.turns import CONTEXT_CHAR, check_trajectory, next_token, states_of
 
 STEEP = LatencyCurve((1, 64), (0.01, 0.2))
 """Seconds of a step in the pool "p": it is known, so that dispatch plans; nothing is known of others."""
@@ -360,7 +360,7 @@ class World:
 
     def take_step(self) -> None:
         trainer = self.trainer
-        done = pb.StepDone(step=trainer.step, group_ids=list(trainer.held))
+        done = pb.StepDone(step=trainer.step, group_ids=[*trainer.held], states=states_of(trainer.held, job=self.job))
         self.check_step(trainer.step, list(trainer.held.values()))
         trainer.unrecorded = done
         trainer.held = {}

@@ -12,6 +12,8 @@ from streamrl_workers.stream.packing import unpack_float32, unpack_int32
 
 MAX_TOKENS = 64
 TEMPERATURE = 0.8
+REPLAYED = 1 << 63
+"""Groups from here on are of the replay buffer."""
 
 
 @dataclass(kw_only=True)
@@ -24,9 +26,13 @@ class Seen:
     behaviour: list[float]
     reference: list[float]
     values: list[torch.Tensor]
+    states: list[torch.Tensor]  # two values of the text before each token, and two of the text that ends with it
+    utterances: list[torch.Tensor]
+    copied: list[tuple[list[float], list[float]]]  # the same of the critic's copy
     ends: dict[int, float]  # token at which a turn ends -> the turn's reward
     contexts: list[tuple[int, int]]  # first and last + 1 of the tokens of each conversation
     longest: int = 0
+    resampled: bool = False  # a turn drawn anew, whose reward nobody knows
 
 
 def conversations(trajectory: pb.Sample) -> list[tuple[list[int], list[pb.Segment], int]]:
@@ -50,8 +56,12 @@ def look(trajectory: pb.Sample, models: dict[str, torch.nn.Module]) -> Seen:
         behaviour=[],
         reference=[],
         values=[],
+        states=[],
+        utterances=[],
+        copied=[],
         ends={},
         contexts=[],
+        resampled=trajectory.resampled,
     )
     for prompt, segments, begin in conversations(trajectory):
         first = len(seen.policy)
@@ -71,7 +81,10 @@ def listen(
     with torch.no_grad():
         reference = torch.log_softmax(models["reference"](input_ids=inputs).logits[0] / TEMPERATURE, -1)
     critic = models["critic"]
-    values = critic.head(critic.body(input_ids=inputs).last_hidden_state)[0, :, 0]
+    values = critic.head(critic.body(input_ids=inputs).last_hidden_state)[0]
+    copied = None
+    if hasattr(critic, "target"):
+        copied = critic.target["head"](critic.target["body"](input_ids=inputs).last_hidden_state)[0].tolist()
     place = 0
     for segment in segments:
         for _ in range(segment.tokens):
@@ -80,7 +93,11 @@ def listen(
                 seen.policy.append(policy[row, tokens[place]])
                 seen.reference.append(float(reference[row, tokens[place]]))
                 seen.behaviour.append(behaviour[place])
-                seen.values.append(values[row])
+                seen.values.append(values[row, 0])
+                if copied is not None:
+                    seen.states.append(values[row, :2])
+                    seen.utterances.append(values[row + 1, 2:])
+                    seen.copied.append((copied[row][:2], copied[row + 1][2:]))
             place += 1
         if not segment.observation:
             seen.longest = max(seen.longest, segment.tokens)
@@ -260,10 +277,41 @@ def balance(seen: list[Seen], beta: float) -> torch.Tensor:
     return beta / 2 * total / len(seen)
 
 
+def hierarchical(case: Case, seen: list[Seen]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The actor's and the critic's loss of ArCHer, utterance by utterance."""
+    actor = errors = torch.zeros((), dtype=torch.float64)
+    terms, episodes = 0, [s for s in seen if s.group < REPLAYED]
+    for s in seen:
+        rewards = [s.ends.get(token, 0.0) for token in range(len(s.policy))]
+        rewards[-1] += s.reward - sum(s.ends.values())
+        if case.kl:
+            for token, (p, r) in enumerate(zip(s.policy, s.reference, strict=True)):
+                rewards[token] -= case.kl["coefficient"] * estimate(case.kl["estimator"], p, r).item()
+        first, whole = 0, ratios_of(s)
+        for last in sorted(s.ends):
+            done = last == len(s.policy) - 1
+            advantage = min(s.utterances[last].tolist()) - min(s.states[first].tolist())
+            for head in (0, 1):
+                ahead = 0.0 if done else s.copied[last + 1][0][head]
+                target = sum(rewards[first : last + 1]) + case.algorithm.get("discount", 0.9) * ahead
+                if not s.resampled:
+                    errors = errors + (s.utterances[last][head] - target) ** 2 / 2
+                if s.group < REPLAYED:
+                    errors = errors + (s.states[first][head] - s.copied[last][1][head]) ** 2 / 2
+            terms += 4 if s.group < REPLAYED and not s.resampled else 2
+            for token in range(first, last + 1) if s.group < REPLAYED else ():
+                policy = s.policy[token]
+                actor = actor + surrogate(policy, s.behaviour[token], policy.item(), advantage, case, whole[token])
+            first = last + 1
+    return actor / len(episodes), errors / terms
+
+
 def expected_batch_losses(case: Case, seen: list[Seen]) -> tuple[torch.Tensor, torch.Tensor]:
     """Policy and value loss of a single update over the whole batch."""
     if case.rule == "trajectoryBalance":
         return balance(seen, case.algorithm["beta"]), torch.zeros(())
+    if case.rule == "archer":
+        return hierarchical(case, seen)
     discount, lam = case.algorithm.get("discount", 1.0), case.algorithm.get("gaeLambda", 1.0)
     raw: list[float] = []
     targets: list[float] = []

@@ -6,8 +6,10 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from streamrl.spec import RLJobSpec
+from streamrl.spec.algorithm import UtteranceCritic
 from streamrl_workers.trainer.algorithms import create_algorithm
-from streamrl_workers.trainer.engines.forward import ValueModel
+from streamrl_workers.trainer.algorithms.algorithm import Algorithm
+from streamrl_workers.trainer.engines.forward import UtteranceValueModel, ValueModel
 from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, frozen
@@ -42,10 +44,12 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")))
 
 
-def tiny_critic() -> ValueModel:
-    """A value model whose head is not zero, so that values differ."""
-    critic = ValueModel.of(tiny_model(CRITIC_SEED))
+def tiny_critic(kind: type[ValueModel] = ValueModel) -> ValueModel:
+    """A value model whose head is not zero, so that values differ; those of a copy are others again."""
+    critic = kind.of(tiny_model(CRITIC_SEED))
     torch.nn.init.normal_(critic.head.weight, std=0.3)
+    if isinstance(critic, UtteranceValueModel):
+        torch.nn.init.normal_(critic.target["head"].weight, std=0.3)
     return critic.eval()
 
 
@@ -63,9 +67,15 @@ def tiny_worker(spec: RLJobSpec, **model: int) -> RankWorker:
         tokenizer=tiny_tokenizer(),
         algorithm=algorithm,
         reference=frozen(_policy(REFERENCE_SEED)) if algorithm.reference_kl else None,
-        critic=tiny_critic() if algorithm.critic else None,
+        critic=_critic_of(algorithm),
     )
     return RankWorker(parts, spec=spec)
+
+
+def _critic_of(algorithm: Algorithm) -> ValueModel | None:
+    if algorithm.critic is None:
+        return None
+    return tiny_critic(UtteranceValueModel if isinstance(algorithm.critic, UtteranceCritic) else ValueModel)
 
 
 def tiny_engine(spec: RLJobSpec, **model: int) -> TorchEngine:

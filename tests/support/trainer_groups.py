@@ -22,6 +22,10 @@ def trainer_spec(
 ) -> RLJobSpec:
     """A small job; `algorithm` are the constants of `rule`, `engine` is the generator's, `trainer` is in the words of the job file."""
     supervised = rule == "supervised"
+    turns: dict[str, Any] = {"rewards": [{"name": "answer", "exactMatch": {}}]}
+    if rule == "archer":
+        environment = {"python": {"function": "game:make"}, "maxTurns": 4}
+        turns = {"environment": environment, "rewards": [{"name": "game", "environment": {}}]}
     return parse_job(
         {
             "apiVersion": "streamrl.io/v1alpha1",
@@ -33,7 +37,7 @@ def trainer_spec(
                     "dataset": {"jsonl": {"path": "prompts.jsonl"}},
                     "groupSize": 1 if supervised else 4,
                     "sampling": {"maxTokens": 64, "temperature": temperature},
-                    "rewards": [{"name": "answer", "exactMatch": {}}],
+                    **turns,
                 },
                 "algorithm": {rule: algorithm or {}, **({"correction": correction} if correction else {})},
                 "pipeline": {"batchGroups": 4, "steps": steps, **({"mode": "StreamSync"} if supervised else {})},

@@ -1,7 +1,7 @@
 """Turns in the scheduler's small world (`core_world.py`): what generators make of a request, what a trajectory must be."""
 
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice, takewhile
 from zlib import crc32
 
 from streamrl.proto import stream_pb2 as pb
@@ -52,6 +52,10 @@ def check_trajectory(trajectory: pb.Sample, *, job: SchedulerSettings, ours: boo
     """Segments cover the tokens and tell turns, observations and contexts apart; each drawn token stands behind what its engine had.
     Without partial rollouts each turn is of one version. `ours`: tokens are by `next_token`, which tells what the engine had."""
     max_turns, tokens = job.max_turns, unpack_int32(trajectory.tokens)
+    if trajectory.resampled:
+        assert job.resampled_percent
+        assert not trajectory.HasField("reward")
+        max_turns = None
     assert len(tokens) == sum(span.tokens for span in trajectory.spans)
     assert bool(trajectory.segments) == (max_turns is not None)
     segments = trajectory.segments or [pb.Segment(tokens=len(tokens))]
@@ -65,6 +69,20 @@ def check_trajectory(trajectory: pb.Sample, *, job: SchedulerSettings, ours: boo
     assert 1 <= len(turns) <= max_turns
     assert all(turn.HasField("reward") for turn in turns[:-1])
     assert turns[-1].HasField("reward") or trajectory.reward_error
+
+
+def states_of(held: Mapping[int, pb.Group], *, job: SchedulerSettings) -> list[pb.TurnState]:
+    """What a trainer asks for: the last turn of the first context of a sample that was played, for each group of a step."""
+    played = [sample for group in held.values() for sample in group.samples if not sample.resampled]
+    return [_last_turn(sample) for sample in played[: job.batch_groups] if job.resampled_percent]
+
+
+def _last_turn(sample: pb.Sample) -> pb.TurnState:
+    places, place = [0], 0
+    for segment in takewhile(lambda one: not one.context, sample.segments):
+        places += [place] * (not segment.observation)
+        place += segment.tokens
+    return pb.TurnState(prompt_index=sample.group_id, tokens=sample.tokens[: 4 * places[-1]])
 
 
 def _versions(trajectory: pb.Sample, segments: Iterable[pb.Segment]) -> Iterator[set[int]]:

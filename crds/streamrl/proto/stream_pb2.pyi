@@ -167,7 +167,7 @@ class Segment(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., observation: _Optional[bool] = ..., reward: _Optional[float] = ..., context: _Optional[bool] = ...) -> None: ...
 
 class Sample(_message.Message):
-    __slots__ = ("group_id", "sample_index", "prompt_tokens", "tokens", "logprobs", "spans", "finish_reason", "reward", "reward_parts", "reward_error", "generator_id", "generate_s", "segments", "ended_at", "weight")
+    __slots__ = ("group_id", "sample_index", "prompt_tokens", "tokens", "logprobs", "spans", "finish_reason", "reward", "reward_parts", "reward_error", "generator_id", "generate_s", "segments", "ended_at", "weight", "resampled")
     class RewardPartsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +190,7 @@ class Sample(_message.Message):
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    RESAMPLED_FIELD_NUMBER: _ClassVar[int]
     group_id: int
     sample_index: int
     prompt_tokens: bytes
@@ -205,7 +206,16 @@ class Sample(_message.Message):
     segments: _containers.RepeatedCompositeFieldContainer[Segment]
     ended_at: float
     weight: float
-    def __init__(self, group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., reward_error: _Optional[str] = ..., generator_id: _Optional[str] = ..., generate_s: _Optional[float] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., ended_at: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
+    resampled: bool
+    def __init__(self, group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., reward_error: _Optional[str] = ..., generator_id: _Optional[str] = ..., generate_s: _Optional[float] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., ended_at: _Optional[float] = ..., weight: _Optional[float] = ..., resampled: _Optional[bool] = ...) -> None: ...
+
+class TurnState(_message.Message):
+    __slots__ = ("prompt_index", "tokens")
+    PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    prompt_index: int
+    tokens: bytes
+    def __init__(self, prompt_index: _Optional[int] = ..., tokens: _Optional[bytes] = ...) -> None: ...
 
 class GeneratorEvent(_message.Message):
     __slots__ = ("hello", "progress", "heartbeat", "weights_loaded", "weights_failed", "drained", "weights_stalled", "leaving")
@@ -448,7 +458,7 @@ class Credit(_message.Message):
     def __init__(self, bytes: _Optional[int] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("step", "group_ids", "metrics", "advantages", "version_hash", "micro_steps")
+    __slots__ = ("step", "group_ids", "metrics", "advantages", "version_hash", "micro_steps", "states")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -462,13 +472,15 @@ class StepDone(_message.Message):
     ADVANTAGES_FIELD_NUMBER: _ClassVar[int]
     VERSION_HASH_FIELD_NUMBER: _ClassVar[int]
     MICRO_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     step: int
     group_ids: _containers.RepeatedScalarFieldContainer[int]
     metrics: _containers.ScalarMap[str, float]
     advantages: bytes
     version_hash: bytes
     micro_steps: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step: _Optional[int] = ..., group_ids: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., advantages: _Optional[bytes] = ..., version_hash: _Optional[bytes] = ..., micro_steps: _Optional[_Iterable[int]] = ...) -> None: ...
+    states: _containers.RepeatedCompositeFieldContainer[TurnState]
+    def __init__(self, step: _Optional[int] = ..., group_ids: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., advantages: _Optional[bytes] = ..., version_hash: _Optional[bytes] = ..., micro_steps: _Optional[_Iterable[int]] = ..., states: _Optional[_Iterable[_Union[TurnState, _Mapping]]] = ...) -> None: ...
 
 class Published(_message.Message):
     __slots__ = ("version", "size_bytes")

@@ -1,5 +1,6 @@
 """The learning rule: algorithms, what they share, corrections for samples of another policy."""
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -187,6 +188,55 @@ class AnswerWeights(OneOf):
     advantage: AdvantageWeights | None = Field(default=None, description="All answers, the better ones more.")
 
 
+class UtteranceCritic(SpecModel):
+    """Two values of each state and two of each utterance, on the initial model's body; and a copy of them that follows slowly."""
+
+    learning_rate: float = Field(default=1e-5, gt=0, le=1, description="Learning rate of the critic.")
+    target_rate: float = Field(
+        default=0.1, gt=0, le=1, description="Share of the way to the critic that the copy goes with each update."
+    )
+    warm_up_steps: int = Field(
+        default=0, ge=0, le=1_000_000, description="First steps in which the critic learns alone."
+    )
+
+    value_clip: ClassVar[float] = math.inf
+    """There is none."""
+
+
+class EpisodeReplay(SpecModel):
+    """Earlier samples that teach the critic again, from a buffer in the trainer that is part of its checkpoints."""
+
+    share_percent: int = Field(
+        default=75, ge=1, le=95, description="Share of earlier samples among those that a step teaches its critic by."
+    )
+    capacity: int = Field(default=10_000, ge=2, le=10_000_000, description="Samples kept; the oldest leave.")
+    max_bytes: ByteQuantity = Field(
+        default="256Mi",
+        description="Tokens and log-probs of all samples, in main memory and in each checkpoint; the oldest leave.",
+    )
+
+
+class Resample(SpecModel):
+    """Groups that play no game: their samples are one turn each, drawn anew where an earlier sample's turn began."""
+
+    share_percent: int = Field(default=50, ge=1, le=90, description="Share of such groups among those of a step.")
+
+
+class ArcherSpec(Updates):
+    """ArCHer (arXiv 2402.19446): an off-policy critic of whole utterances, an actor of tokens."""
+
+    epochs: int = Field(
+        default=4, ge=1, le=64, description="Passes of the critic over a step's samples, with the replayed ones."
+    )
+    mini_batches: int = Field(default=4, ge=1, le=1024, description="Updates of the critic a pass.")
+    discount: float = Field(default=0.9, gt=0, le=1, description="Discount of a reward for each turn before it.")
+    critic: UtteranceCritic = Field(default=UtteranceCritic(), description="The critic.")
+    replay: EpisodeReplay = Field(default=EpisodeReplay(), description="Earlier samples that teach the critic again.")
+    resample: Resample | None = Field(
+        default=None, description="Turns drawn anew at replayed states, for the actor; absent = none."
+    )
+
+
 class SupervisedSpec(SpecModel):
     """Supervised fine-tuning: the data set's own answers are the samples, and nothing is generated for them."""
 
@@ -303,6 +353,7 @@ class AlgorithmSpec(OneOf):
         "ppo",
         "gspo",
         "trajectory_balance",
+        "archer",
         "supervised",
     )
 
@@ -318,6 +369,9 @@ class AlgorithmSpec(OneOf):
     trajectory_balance: TbaSpec | None = Field(
         default=None, description="Trajectory balance, right for samples of any age."
     )
+    archer: ArcherSpec | None = Field(
+        default=None, description="A critic of utterances, for tasks of several turns that reward late."
+    )
     supervised: SupervisedSpec | None = Field(
         default=None, description="Cross-entropy of the data set's own answers; needs no generators."
     )
@@ -331,6 +385,11 @@ class AlgorithmSpec(OneOf):
             "correction m2po must not be used with gspo: it is of tokens, gspo's ratios are of sequences",
             "!has(self.gspo) || !has(self.correction.m2po)",
             lambda algorithm: algorithm.gspo is not None and algorithm.correction.m2po is not None,
+        ),
+        FieldRule(
+            "correction m2po must not be used with archer: its bound is of the whole step, replayed samples too",
+            "!has(self.archer) || !has(self.correction.m2po)",
+            lambda algorithm: algorithm.archer is not None and algorithm.correction.m2po is not None,
         ),
         FieldRule(
             "correction must be absent with trajectoryBalance: it needs none",

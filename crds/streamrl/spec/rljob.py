@@ -257,6 +257,13 @@ class RLJobSpec(SpecModel):
             ),
         ),
         FieldRule(
+            "algorithm.archer needs task.environment or task.agent, and no task.mixture: its critic is of turns",
+            "!has(self.algorithm.archer) || has(self.task.environment) || has(self.task.agent)",
+            lambda spec: (
+                spec.algorithm.archer is not None and spec.task.environment is None and spec.task.agent is None
+            ),
+        ),
+        FieldRule(
             "algorithm.dapo.overlong must be absent where a task of task.mixture has maxTokens: it counts from sampling.maxTokens",
             "!has(self.algorithm.dapo) || !has(self.algorithm.dapo.overlong) || !has(self.task.mixture) || "
             "self.task.mixture.all(t, !has(t.maxTokens))",

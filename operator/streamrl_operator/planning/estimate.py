@@ -233,8 +233,11 @@ def _rank_memory(job: RLJob, sizes: ModelSizes) -> RankMemory:
     """Of one rank: its share of what lasts, all of its pass."""
     algorithm = job.spec.algorithm
     reference = getattr(algorithm.value, "reference_kl", None) is not None
-    critic = algorithm.ppo is not None
-    return rank_memory(sizes, trainer=job.spec.trainer, task=job.spec.task, reference=reference, critic=critic)
+    target = algorithm.archer is not None
+    critic = algorithm.ppo is not None or target
+    return rank_memory(
+        sizes, trainer=job.spec.trainer, task=job.spec.task, reference=reference, critic=critic, target=target
+    )
 
 
 def _trained(job: RLJob, architecture: Architecture) -> int:

@@ -36,6 +36,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {},
     "trajectoryBalance": {"algorithm": {"beta": 0.5, "replay": {"sharePercent": 50}}},
     "ppo": {"correction": {"m2po": {}}},
+    "archer": {"algorithm": {"epochs": 1, "resample": {}}},
 }
 
 

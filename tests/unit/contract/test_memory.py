@@ -29,12 +29,15 @@ def memory(
     *,
     reference: bool = False,
     critic: bool = False,
+    target: bool = False,
     sizes: ModelSizes = QWEN25_7B,
     task: dict[str, Any] | None = None,
     **trainer: Any,
 ) -> RankMemory:
     given = Trainer.model_validate(trainer)
-    return rank_memory(sizes, trainer=given, task=task_of(**task or {}), reference=reference, critic=critic)
+    return rank_memory(
+        sizes, trainer=given, task=task_of(**task or {}), reference=reference, critic=critic, target=target
+    )
 
 
 def task_of(*, tokens: int = 1024, **changes: Any) -> Task:
@@ -76,6 +79,8 @@ def task_of(*, tokens: int = 1024, **changes: Any) -> Task:
         ({"cpuOffload": True, "precision": "BF16"}, "gathered", 5.4),
         ({"critic": True}, "parameters", 56.7),
         ({"critic": True}, "optimiser", 113.5),
+        ({"critic": True, "target": True}, "parameters", 85.1),
+        ({"critic": True, "target": True}, "optimiser", 113.5),
         ({"reference": True}, "parameters", 56.7),
         ({"reference": True}, "gradients", 28.4),
     ],

@@ -132,6 +132,8 @@ class SampleStats:
     """Completion tokens of each sample."""
     turns_sum: int
     """Turns of the model; one for each sample without an environment."""
+    resampled: int = 0
+    """Samples that have none by right."""
     part_sums: Mapping[str, float]
     """By the reward's name, before weights, over the samples that have a reward: each of these has all parts."""
 
@@ -162,6 +164,7 @@ def _stats_of_one(sample: pb.Sample) -> SampleStats:
         samples=1,
         reward_sum=sample.reward if has_reward else 0.0,
         reward_count=int(has_reward),
+        resampled=int(sample.resampled),
         lengths=(tokens,),
         turns_sum=sum(not segment.observation for segment in sample.segments) or 1,
         part_sums=dict(sample.reward_parts) if has_reward else {},
@@ -179,6 +182,7 @@ def add_up(stats: Iterable[SampleStats]) -> SampleStats:
         samples=sum(one.samples for one in some),
         reward_sum=sum(one.reward_sum for one in some),
         reward_count=sum(one.reward_count for one in some),
+        resampled=sum(one.resampled for one in some),
         lengths=tuple(tokens for one in some for tokens in one.lengths),
         turns_sum=sum(one.turns_sum for one in some),
         part_sums=dict(sorted(part_sums.items())),

@@ -102,6 +102,8 @@ class SchedulerSettings:
     """Which prompt is of which task, of either split."""
     shares_uplink: bool = False
     """Whether other clusters take versions over one uplink, in turn."""
+    resampled_percent: int = 0
+    """Share of the groups that are turns at states of earlier samples."""
     copies_url: str | None = None
     """Object store that the trainer's checkpoint may be from."""
 
@@ -153,6 +155,7 @@ class SchedulerSettings:
             supervised=spec.algorithm.supervised is not None,
             evaluates=bool(spec.generators),
             shares_uplink=spec.weights.has_uplink and partial_rollouts,
+            resampled_percent=_resampled_percent(spec.algorithm),
             copies_url=spec.storage.checkpoints.url,
         )
 
@@ -161,6 +164,11 @@ def _draws_per_step(algorithm: AlgorithmSpec) -> int:
     """An algorithm wants dynamic sampling if it has the field."""
     sampling = getattr(algorithm.value, "dynamic_sampling", None)
     return sampling.max_draws_per_step if isinstance(sampling, DynamicSamplingSpec) else 1
+
+
+def _resampled_percent(algorithm: AlgorithmSpec) -> int:
+    resample = None if algorithm.archer is None else algorithm.archer.resample
+    return 0 if resample is None else resample.share_percent
 
 
 def _task(task: SingleTask) -> TaskSettings:

@@ -48,6 +48,7 @@ class TrainerFeed:
         self._groups = parts.groups
         self._window = parts.window
         self._lifecycle = parts.lifecycle
+        self._planner = parts.planner
         self.attempt = recovered.attempt
         self._instance = recovered.instance
         self.step = recovered.step
@@ -212,6 +213,8 @@ class TrainerFeed:
             self._outbox.to_trainer(pb.TrainerCommand(step_recorded=pb.StepRecorded(step=done.step)))
             return
         self._check(done)
+        if not self.repeating:
+            self._planner.take_states(done.states)
         self._outbox.write(
             StepTaken(
                 attempt=self.attempt,
@@ -236,6 +239,8 @@ class TrainerFeed:
             )
         if len(done.advantages) not in (0, 4 * expected * self._settings.group_size):
             raise MismatchError(f"step {done.step} has {len(done.advantages)} bytes of advantages")
+        if not all(map(self._planner.knows, done.states)):
+            raise MismatchError(f"step {done.step} names a state that no group had")
         if not all(before < behind for before, behind in pairwise((0, *done.micro_steps, expected))):
             raise MismatchError(f"step {done.step} of {expected} groups had micro-steps behind {[*done.micro_steps]}")
 

@@ -8,7 +8,7 @@ These are in the journal once, and a sample enters the buffer with the step that
 Invariants:
 - Kept and drawn samples follow from seed, steps and groups, not from the order of arrival: who resumes draws the same.
 - A step draws from what the steps before it left. An unfinished step changes nothing.
-- Of one prompt there are at most `capacity` samples, no two with the same tokens; tokens and log-probs of all together are at most
+- Of one prompt (ArCHer: of all) there are at most `capacity` samples, no two with the same tokens (ArCHer: name); tokens and log-probs of all together are at most
   `maxBytes`. The oldest leave. Who drew a sample, and in which attempt, is not counted: it follows from deaths.
 """
 
@@ -18,11 +18,13 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec, parse_bytes
-from streamrl.spec.algorithm import Replay
+from streamrl.spec.algorithm import ArcherSpec, EpisodeReplay, Replay
+from streamrl_workers.stream.segments import segments
 
 REPLAYED = 1 << 63
 """Groups of replayed samples have numbers from here on: no group of the scheduler has one."""
@@ -48,7 +50,7 @@ class _KeptSample:
 class ReplayBuffer:
     """The samples of one run that may be trained again."""
 
-    def __init__(self, spec: Replay, *, job: RLJobSpec) -> None:
+    def __init__(self, spec: Replay | EpisodeReplay, *, job: RLJobSpec) -> None:
         self._spec = spec
         self._seed, self._batch_groups, self._group_size = job.seed, job.pipeline.batch_groups, job.task.group_size
         self._max_bytes = parse_bytes(spec.max_bytes)
@@ -63,10 +65,7 @@ class ReplayBuffer:
 
     def draw(self, step: int) -> list[pb.Group]:
         """The groups that `step` trains besides its own."""
-        rng = random.Random(f"{self._seed}/{step}/replay")
-        ready = sorted(prompt for prompt, kept in self._prompts.items() if len(kept) > 1)
-        prompts = rng.sample(ready, min(self._due(step), len(ready)))
-        self._drawn = [self._chosen(list(self._prompts[prompt].values()), rng=rng) for prompt in prompts]
+        self._drawn = self._draw(self._due(step), rng=random.Random(f"{self._seed}/{step}/replay"))
         return [_group(REPLAYED + number, kept, step=step) for number, kept in enumerate(self._drawn)]
 
     def admit(self, step: int, samples: Sequence[pb.Sample]) -> dict[str, float]:
@@ -86,6 +85,11 @@ class ReplayBuffer:
             "replay_buffer_bytes": float(self._bytes),
         }
 
+    def states(self, step: int) -> list[pb.TurnState]:
+        """Where turns are to be drawn anew, behind `step`."""
+        del step
+        return []
+
     def save(self, directory: Path) -> None:
         """Write all of it into a checkpoint."""
         with (directory / _FILE).open("wb") as file:
@@ -103,6 +107,16 @@ class ReplayBuffer:
                 step, reuses, size = _RECORD.unpack(head)
                 self._keep(file.read(size), step=step, reuses=reuses)
 
+    def _draw(self, groups: int, *, rng: random.Random) -> list[list[_KeptSample]]:
+        """So many of different prompts, or as many as there are."""
+        ready = sorted(prompt for prompt, kept in self._prompts.items() if len(kept) > 1)
+        prompts = rng.sample(ready, min(groups, len(ready)))
+        return [self._chosen(list(self._prompts[prompt].values()), rng=rng) for prompt in prompts]
+
+    def _names(self, sample: pb.Sample) -> tuple[bytes, bytes]:
+        """Samples of one first name are kept together, and one of each pair of names."""
+        return _digest(sample.prompt_tokens), _digest(sample.tokens)
+
     def _due(self, step: int) -> int:
         """Groups that `step` is to draw, so that the share is exact over the run."""
         share = self._spec.share_percent
@@ -111,6 +125,7 @@ class ReplayBuffer:
 
     def _chosen(self, kept: Sequence[_KeptSample], *, rng: random.Random) -> list[_KeptSample]:
         """As many as a group has; by reward: drawn without putting back, with weights exp(reward)."""
+        assert isinstance(self._spec, Replay)
         if self._spec.by == "Recency":
             return list(kept[-self._group_size :])
         keys = [one.reward - math.log(max(rng.expovariate(1.0), _LEAST)) for one in kept]  # Gumbel's trick
@@ -123,7 +138,7 @@ class ReplayBuffer:
         size_bytes = len(sample.prompt_tokens) + len(sample.tokens) + len(sample.logprobs)
         if size_bytes > self._max_bytes:
             return
-        prompt, tokens = _digest(sample.prompt_tokens), _digest(sample.tokens)
+        prompt, tokens = self._names(sample)
         if (prompt, tokens) in self._samples:
             reuses += self._remove(prompt, tokens).reuses
         kept = _KeptSample(data=data, size_bytes=size_bytes, reward=sample.reward, step=step, reuses=reuses)
@@ -143,8 +158,32 @@ class ReplayBuffer:
         return kept
 
 
+class EpisodeBuffer(ReplayBuffer):
+    """Samples for an off-policy critic: each is as likely to be drawn, and equal ones stay as often as they were seen."""
+
+    def __init__(self, spec: ArcherSpec, *, job: RLJobSpec) -> None:
+        super().__init__(spec.replay, job=job)
+        self._resampled_percent = 0 if spec.resample is None else spec.resample.share_percent
+
+    def states(self, step: int) -> list[pb.TurnState]:
+        """For each group that the next step may make of one: any sample, any turn of its first context."""
+        rng, kept = random.Random(f"{self._seed}/{step}/states"), list(self._samples.values())
+        due = -(-self._batch_groups * self._resampled_percent // 100) if kept else 0
+        return [_turn_state(pb.Sample.FromString(rng.choice(kept).data), rng=rng) for _ in range(due)]
+
+    def _draw(self, groups: int, *, rng: random.Random) -> list[list[_KeptSample]]:
+        kept = list(self._samples.values())
+        drawn = rng.sample(kept, min(groups * self._group_size, len(kept)))
+        return [drawn[begin : begin + self._group_size] for begin in range(0, len(drawn), self._group_size)]
+
+    def _names(self, sample: pb.Sample) -> tuple[bytes, bytes]:
+        return b"", b"%d/%d" % (sample.group_id, sample.sample_index)
+
+
 def create_replay(job: RLJobSpec) -> ReplayBuffer | None:
     """The job's, if it has one."""
+    if job.algorithm.archer is not None:
+        return EpisodeBuffer(job.algorithm.archer, job=job)
     algorithm = job.algorithm.trajectory_balance
     if algorithm is None or algorithm.replay is None:
         return None
@@ -164,6 +203,14 @@ def _group(group_id: int, kept: Sequence[_KeptSample], *, step: int) -> pb.Group
     for index, sample in enumerate(group.samples):
         sample.group_id, sample.sample_index = group_id, index
     return group
+
+
+def _turn_state(sample: pb.Sample, *, rng: random.Random) -> pb.TurnState:
+    begins, place = [], 0
+    for segment in takewhile(lambda one: not one.context, segments(sample)):
+        begins += [place] * (not segment.observation)
+        place += segment.tokens
+    return pb.TurnState(prompt_index=sample.group_id, tokens=sample.tokens[: 4 * rng.choice(begins)])
 
 
 def _digest(data: bytes) -> bytes:

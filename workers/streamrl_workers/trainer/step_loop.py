@@ -205,6 +205,7 @@ class StepLoop:
                 advantages=engine.advantages(group_ids),
                 version_hash=publishing.newest_hash,
                 micro_steps=micro_steps,
+                states=engine.states(),
             )
             self.session.step_done(done)
         self._publish(publishing)

@@ -13,8 +13,11 @@ import pytest
 import torch
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.trainer.engines.packing import pack, pack_sample
+from streamrl_workers.trainer.engines.forward import UtteranceValueModel, ValueModel
+from streamrl_workers.trainer.engines.packing import Update, pack, pack_sample
+from streamrl_workers.trainer.engines.worker import RankWorker
 from support.paper_losses import (
+    REPLAYED,
     TEMPERATURE,
     Case,
     Seen,
@@ -82,12 +85,23 @@ MASKED = [
 GROUP_CASES += MASKED
 
 
-def looks(models: dict[str, torch.nn.Module]) -> list[Seen]:
-    return [look(t, models) for group in groups() for t in group.samples if t.HasField("reward")]
+def groups_of(case: Case) -> list[pb.Group]:
+    """With ArCHer some that teach the critic alone, and some turns drawn anew."""
+    if case.rule != "archer":
+        return groups()
+    anew = make_group(8, step=1, rewards=[None, None, None])
+    for sample in anew.samples:
+        sample.resampled = True
+    return [*groups(), anew, multi_turn(REPLAYED + 1, [0.4, None, 0.2]), branched(REPLAYED + 2, [0.5, 0.6, 0.7])]
 
 
-def float64_models() -> dict[str, torch.nn.Module]:
-    models = {"policy": tiny_model(), "reference": tiny_model(REFERENCE_SEED), "critic": tiny_critic()}
+def looks(models: dict[str, torch.nn.Module], case: Case) -> list[Seen]:
+    return [look(t, models) for group in groups_of(case) for t in group.samples if t.HasField("reward") or t.resampled]
+
+
+def float64_models(rule: str = "ppo") -> dict[str, torch.nn.Module]:
+    critic = tiny_critic(UtteranceValueModel if rule == "archer" else ValueModel)
+    models = {"policy": tiny_model(), "reference": tiny_model(REFERENCE_SEED), "critic": critic}
     return {name: model.double().eval() for name, model in models.items()}
 
 
@@ -109,9 +123,29 @@ def assert_gradients(got: dict[str, torch.Tensor], want: dict[str, torch.Tensor]
         assert float((got[name].double() - gradient).norm()) <= tolerance * scale, name
 
 
+def watched(worker: RankWorker) -> dict[str, torch.Tensor]:
+    """Gets the gradients of what is updated: ArCHer's critic is before its policy."""
+    found: dict[str, torch.Tensor] = {}
+    update = worker.update
+
+    def watch(asked: Update) -> dict[str, float]:
+        numbers = update(asked)
+        found.update(
+            (name, gradient)
+            for name, gradient in worker.gradients().items()
+            if (asked.critic if name.startswith("critic.") else asked.policy)
+        )
+        return numbers
+
+    worker.update = watch
+    return found
+
+
 def gradients_of(prefix: str, model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {
-        prefix + name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()
+        prefix + name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+        for name, p in model.named_parameters()
+        if p.requires_grad
     }
 
 
@@ -122,7 +156,7 @@ def _id(case: Case) -> str:
 @pytest.mark.parametrize("case", GROUP_CASES, ids=_id)
 def test_a_group_rule_equals_the_loops(case):
     models = float64_models()
-    loss = expected_group_loss(case, looks(models), samples=sum(len(g.samples) for g in groups()))
+    loss = expected_group_loss(case, looks(models, case), samples=sum(len(g.samples) for g in groups()))
     loss.backward()
     worker = tiny_worker(spec_of(case))
     engine = engine_on(worker, spec=spec_of(case))
@@ -133,6 +167,8 @@ def test_a_group_rule_equals_the_loops(case):
     assert_gradients(worker.gradients(), gradients_of("", models["policy"]))
 
 
+STILL = {"critic": {"learningRate": 1e-9}, "epochs": 1, "miniBatches": 1}
+"""The policy's advantages are by a critic that has been updated."""
 BATCH_CASES = [
     Case(rule="reinforcePP", algorithm={}),
     Case(rule="reinforcePP", algorithm={"discount": 0.9, "referenceKl": {"coefficient": 0.2, "estimator": "K1"}}),
@@ -144,25 +180,30 @@ BATCH_CASES = [
     Case(rule="trajectoryBalance", algorithm={"beta": 0.3}),
     Case(rule="trajectoryBalance", algorithm={"beta": 4.0}),
     *(Case(rule=rule, algorithm={}, **importance) for rule in ("reinforcePP", "ppo") for importance in IMPORTANCE),
+    Case(rule="archer", algorithm=STILL),
+    Case(rule="archer", algorithm={**STILL, "discount": 0.5, "referenceKl": KL}),
+    *(Case(rule="archer", algorithm=STILL, **importance) for importance in IMPORTANCE),
 ]
+HAVE_CRITIC = ("ppo", "archer")
 
 
 @pytest.mark.parametrize("case", BATCH_CASES, ids=_id)
 def test_a_batch_rule_equals_the_loops(case):
-    models = float64_models()
-    loss, errors = expected_batch_losses(case, looks(models))
-    torch.autograd.backward([loss, errors] if case.rule == "ppo" else [loss])
+    models = float64_models(case.rule)
+    loss, errors = expected_batch_losses(case, looks(models, case))
+    torch.autograd.backward([loss, errors] if case.rule in HAVE_CRITIC else [loss])
     worker = tiny_worker(spec_of(case))
+    got = watched(worker)
     engine = engine_on(worker, spec=spec_of(case))
     engine.begin_step(1, attempt=1)
-    engine.add(groups())
+    engine.add(groups_of(case))
     metrics = engine.finish_step()
     assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4, abs=1e-5)
     want = gradients_of("", models["policy"])
-    if case.rule == "ppo":
+    if case.rule in HAVE_CRITIC:
         assert metrics["value_loss"] == pytest.approx(errors.item(), rel=1e-4)
         want |= gradients_of("critic.", models["critic"])
-    assert_gradients(worker.gradients(), want)
+    assert_gradients(got, want)
 
 
 LATER_CASES = [
@@ -221,12 +262,12 @@ def test_any_order_and_cut_gives_the_same_gradient(case, seed):
     streamed = tiny_worker(spec_of(case, microBatchTokens=40, **learning_rate))
     engine = engine_on(whole, spec=spec_of(case))
     engine.begin_step(1, attempt=1)
-    engine.add(groups())
+    engine.add(groups_of(case))
     metrics = engine.finish_step()
     engine = engine_on(streamed, spec=spec_of(case, microBatchTokens=40))
     engine.begin_step(1, attempt=1)
-    rng = random.Random(seed)
-    for group in rng.sample(groups(), len(groups())):
+    rng, given = random.Random(seed), groups_of(case)
+    for group in rng.sample(given, len(given)):
         engine.add([group])
         engine.advance(idle=rng.random() < 0.5)
     assert engine.finish_step() == pytest.approx(metrics, rel=1e-4, abs=1e-5)

@@ -98,10 +98,11 @@ def _left() -> Iterator[None]:
     "job",
     [
         {"rule": "ppo", "microBatchTokens": 32},
+        {"rule": "archer"},
         {"lora": {"rank": 4}, "algorithm": KL},
         {"rule": "ppo", "sherl": SHERL},
     ],
-    ids=["ppo", "lora", "sherl"],
+    ids=["ppo", "archer", "lora", "sherl"],
 )
 def test_with_cpu_offload_a_rank_alone_trains_alike(model: Path, tmp_path: Path, job: dict[str, Any]) -> None:
     plain, offloaded = _engine(model, **job), _engine(model, cpuOffload=True, **job)

@@ -32,6 +32,7 @@ RULES = {
     "reinforcePP": {"epochs": 2, "miniBatches": 3, "referenceKl": {}},
     "ppo": {"epochs": 2, "miniBatches": 2, "referenceKl": {}},
     "trajectoryBalance": {"beta": 0.1},
+    "archer": {"epochs": 2, "miniBatches": 2, "referenceKl": {}},
     "supervised": {},
 }
 
@@ -63,6 +64,7 @@ def test_every_rule_has_the_same_metrics_and_moves_the_weights():
     keys = {rule: set(metrics) for rule, metrics in seen.items()}
     by_pool = {key for key in keys["grpo"] if "/" in key}  # differences to a generator, where one drew the samples
     keys["supervised"] |= by_pool
+    keys["archer"] = {key for key in keys["archer"] if not key.startswith("replay")}
     assert all(found == keys["grpo"] for found in keys.values())
     assert {key.partition("/")[0] for key in keys["grpo"]} <= set(TRAINER_NUMBERS)
     assert {rule: metrics["updates"] for rule, metrics in seen.items() if metrics["updates"] != 1} == {
@@ -82,7 +84,7 @@ def test_every_sample_has_its_advantage_in_the_order_of_the_groups(rule):
     told = unpack_float32(engine.advantages([4, 2]))
     assert len(told) == 2 + 3
     assert [math.isnan(value) for value in told] == [False, False, False, True, False]
-    assert rule in ("ppo", "supervised") or (told[1] > told[0] and told[2] > told[4])
+    assert rule in ("ppo", "archer", "supervised") or (told[1] > told[0] and told[2] > told[4])
     assert engine.advantages([2, 4]) == pack_float32([*told[2:], *told[:2]])
     if rule in ("grpo", "gspo"):
         assert told.tolist() == pytest.approx([-1, 1, 1, math.nan, -1], abs=1e-4, nan_ok=True)

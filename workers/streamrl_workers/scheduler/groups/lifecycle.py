@@ -105,12 +105,13 @@ class SampleLifecycle:
         return generator.kv.fits(group.group_id, self._size(group, sample))
 
     def _size(self, group: Group, sample: Sample) -> KvSize:
-        prompt_tokens = len(group.prompt_tokens) >> 2 or None
+        before = len(sample.before) >> 2
+        prompt_tokens = max(0, (len(group.prompt_tokens) >> 2) - before) or None
         return self.kv.size(
             group.prompt,
             prompt_tokens=prompt_tokens,
-            tokens=sample.held_tokens,
-            context=sample.held_context,
+            tokens=sample.held_tokens + before,
+            context=sample.held_context + before,
             coming=sample.coming_prompt,
         )
 
@@ -199,7 +200,7 @@ class SampleLifecycle:
         """A copy of the prompt's tokens in each sample would be more than their completions."""
         if sample.prompt_tokens and not group.prompt_tokens:
             group.prompt_tokens = sample.prompt_tokens
-            self.kv.learn(group.prompt, tokens=len(group.prompt_tokens) >> 2)
+            self.kv.learn(group.prompt, tokens=(len(group.prompt_tokens) - len(sample.before)) >> 2)
         if sample.prompt_tokens == group.prompt_tokens:
             sample.prompt_tokens = group.prompt_tokens
 
@@ -216,6 +217,10 @@ class SampleLifecycle:
         self._end_lease(sample, lease)
         sample.finish_reason = item.finish_reason
         sample.generate_s += item.generate_s
+        if group.before is not None:
+            sample.text = item.text
+            self._fail(group, sample, kind=None, error="")  # nobody rewards a turn by itself
+            return
         question = sample.ended(item, lease, split="train", prompt_index=group.prompt_index, prompt=group.prompt)
         if isinstance(question, PlayTurn):
             sample.follow(SampleEvent.ASK)
@@ -354,6 +359,10 @@ class SampleLifecycle:
                 self._complete(group)
 
     def _complete(self, group: Group) -> None:
+        if group.before is not None:
+            self.lengths.forget(group.group_id, key=group.prompt_key)
+            self._settle(group)
+            return
         if sum(sample.reward is not None for sample in group.samples) < MIN_REWARDS:
             self.last_error = next((sample.reward_error for sample in group.samples if sample.reward_error), "")
             self._drop(group, GroupEvent.REWARD_FAILED)
@@ -363,6 +372,10 @@ class SampleLifecycle:
             self._drop(group, GroupEvent.ZERO_VARIANCE, mean_tokens=mean_tokens)
             self._groups.drops_in_a_row.clear()  # it could be scored: nothing is wrong with the run
             return
+        self._settle(group)
+
+    def _settle(self, group: Group) -> None:
+        """It is scored, and will be delivered."""
         self._store(group, [_trajectory(group, sample) for sample in group.samples], texts=self._texts(group))
         self._groups.follow(group, GroupEvent.SCORE)
         self._groups.drops_in_a_row.clear()
@@ -419,6 +432,7 @@ def _trajectory(group: Group, sample: Sample) -> pb.Sample:
         generate_s=sample.generate_s,
         ended_at=sample.ended_at,
         segments=segments,
+        resampled=group.before is not None,
     )
 
 

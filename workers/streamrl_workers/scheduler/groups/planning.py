@@ -5,8 +5,10 @@ train prompt n, also after a recovery. Owns the admission of groups (`docs/stale
 live <= (step + 1 + S) * B, and never more than the run needs.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.groups.sample import Sample
 from streamrl_workers.scheduler.groups.staleness import Window
@@ -15,6 +17,7 @@ from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import prompt_key
 from streamrl_workers.scheduler.records import Planned
 from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.stream.packing import no_negative_32
 from streamrl_workers.tasks.values import Demonstration, NeedPrompts, Prompt
 
 PORTION = 64
@@ -42,8 +45,10 @@ class Planner:
         self._window = window
         self._waiting = waiting
         self._ready: dict[int, Prompt] = {}
-        self._unprompted: dict[int, Group] = {}
-        """Groups found in the journal whose text is not known yet, by prompt index."""
+        self._unprompted: defaultdict[int, list[Group]] = defaultdict(list)
+        """Groups of earlier prompts whose text is not known yet, by prompt index: found in the journal, or of states."""
+        self._states: deque[pb.TurnState] = deque(maxlen=(2 + settings.staleness) * settings.batch_groups)
+        """Where turns are to be drawn anew."""
         self._next_group = first
         self._next_prompt = first
         self._on_demonstrated = on_demonstrated
@@ -57,15 +62,16 @@ class Planner:
 
     def restore(self, groups: Sequence[Group]) -> None:
         """Groups of the journal that are to be generated again: ask for their texts."""
-        self._unprompted = {group.prompt_index: group for group in groups}
+        for group in groups:
+            self._unprompted[group.prompt_index].append(group)
         for first, count in _runs(sorted(self._unprompted)):
             self._outbox.add(NeedPrompts(split="train", first_index=first, count=count))
 
     def arrived(self, prompt: Prompt) -> None:
         """A train prompt's text."""
-        group = self._unprompted.pop(prompt.index, None)
-        if group is not None:
-            self._start(group, prompt)
+        if prompt.index in self._unprompted:
+            for group in self._unprompted.pop(prompt.index):
+                self._start(group, prompt)
         elif self._next_group <= prompt.index < self._next_prompt:
             self._ready[prompt.index] = prompt
 
@@ -75,14 +81,40 @@ class Planner:
         while planned < PORTION and self._can_plan():
             planned += 1
             prompt = self._ready.pop(self._next_group)
-            group = Group(self._next_group, self._next_group)
+            if self._states and self._is_resampled(self._next_group):
+                self._plan_state(self._next_group, self._states.popleft())
+            else:
+                group = Group(self._next_group, self._next_group)
+                self._add(group, key=prompt_key(prompt.text))
+                self._start(group, prompt)
             self._next_group += 1
-            self._groups.add(group)
-            key = prompt_key(prompt.text)
-            self._outbox.write(Planned(group_id=group.group_id, prompt_index=group.prompt_index, prompt_key=key))
-            self._start(group, prompt)
         self.in_portions = planned == PORTION and self._can_plan()
         self._look_ahead()
+
+    def take_states(self, states: Iterable[pb.TurnState]) -> None:
+        """Groups to come are turns there."""
+        self._states.extend(states)
+
+    def knows(self, state: pb.TurnState) -> bool:
+        """Whether it is one: behind a prompt of which there was a group."""
+        is_tokens = not len(state.tokens) % 4 and no_negative_32(state.tokens)
+        return state.prompt_index < self._next_group and is_tokens
+
+    def _is_resampled(self, number: int) -> bool:
+        share = self._settings.resampled_percent
+        return number * share // 100 < (number + 1) * share // 100
+
+    def _plan_state(self, number: int, state: pb.TurnState) -> None:
+        """A group of an earlier prompt, and of turns behind it. After a restart of the scheduler it is one of that prompt alone."""
+        group = Group(number, state.prompt_index, before=state.tokens)
+        self._add(group, key=0)
+        if group.prompt_index not in self._unprompted:
+            self._outbox.add(NeedPrompts(split="train", first_index=group.prompt_index, count=1))
+        self._unprompted[group.prompt_index].append(group)
+
+    def _add(self, group: Group, *, key: int) -> None:
+        self._groups.add(group)
+        self._outbox.write(Planned(group_id=group.group_id, prompt_index=group.prompt_index, prompt_key=key))
 
     def _can_plan(self) -> bool:
         return self.may_plan() and self._next_group in self._ready
@@ -106,8 +138,11 @@ class Planner:
         if prompt.demonstration is not None:
             self._on_demonstrated(group, prompt.demonstration)
             return
-        max_turns = self._settings.max_turns_of(group.prompt_index)
-        group.samples = [Sample.new(index, max_turns=max_turns) for index in range(size)]
+        if group.before is None:
+            max_turns = self._settings.max_turns_of(group.prompt_index)
+            group.samples = [Sample.new(index, max_turns=max_turns) for index in range(size)]
+        else:
+            group.samples = [Sample(index, before=group.before) for index in range(size)]
         group.unfinished = group.unscored = size
         self._waiting.put(group, list(reversed(range(size))))
 

@@ -155,6 +155,8 @@ class Sample:
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     reward_error: str = ""
 
+    before: bytes = b""
+    """Tokens of an earlier sample that stand behind the prompt, where this one is a turn drawn anew."""
     text: str = ""
     """Of the completion, when it has ended; with an environment: of the last turn."""
 
@@ -221,7 +223,8 @@ class Sample:
             group_id=lease.group_id,
             sample_index=self.index,
             prompt=prompt,
-            prefix_tokens=bytes(self.tokens),
+            prefix_tokens=self.before + bytes(self.tokens),
+            context_tokens=count_32(self.before),
             sampling=sampling,
             seed=sample_seed(job_seed, group_id=lease.group_id, sample_index=self.index),
             pinned=pinned,
@@ -240,7 +243,7 @@ class Sample:
     def add(self, item: pb.Progress) -> None:
         """Append what has arrived."""
         if item.prompt_tokens and (self.turns is None or self.turns.context is None):
-            self.prompt_tokens = item.prompt_tokens
+            self.prompt_tokens = item.prompt_tokens + self.before
         if self.turns is not None and (item.tokens or item.observation_tokens):
             self._add_read(item, turns=self.turns)
         self.tokens += item.tokens

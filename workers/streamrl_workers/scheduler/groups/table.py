@@ -32,6 +32,8 @@ class Group:
     prompt_index: int
     prompt_key: int = 0
     prompt: str = ""
+    before: bytes | None = None
+    """Tokens behind the prompt at which its samples are one turn each; None: they begin with the prompt."""
     state: GroupState = GroupState.PLANNED
     samples: list[Sample] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)

@@ -97,7 +97,9 @@ def _samples(connection: sqlite3.Connection, group_id: int, *, covered: bool) ->
 
 def _sample(trajectory: pb.Sample) -> str:
     reward = (
-        f"reward {trajectory.reward:g}" if trajectory.HasField("reward") else f"no reward ({trajectory.reward_error})"
+        f"reward {trajectory.reward:g}"
+        if trajectory.HasField("reward")
+        else f"no reward ({'a turn drawn anew' if trajectory.resampled else trajectory.reward_error})"
     )
     spans = " ".join(f"{span.tokens}@{span.attempt}.{span.step}" for span in trajectory.spans)
     return (

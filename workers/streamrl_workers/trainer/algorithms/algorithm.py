@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from streamrl.spec.algorithm import Clip, Critic, ReferenceKl
+from streamrl.spec.algorithm import Clip, Critic, ReferenceKl, UtteranceCritic
 from streamrl_workers.trainer.algorithms import AlgorithmSetup
 
 Aggregation = Literal["SequenceMean", "TokenMean", "SequenceSum", "FixedLength"]
@@ -50,7 +50,12 @@ class TokenView:
     group_id: int = 0
     proximal_N: Sequence[float] | None = None  # log-probs under the weights of the batch's start
     reference_N: Sequence[float] | None = None  # log-probs under the initial weights
-    values_N: Sequence[float] | None = None  # the critic's, of the text before each token
+    values_N: Sequence[float] | None = (
+        None  # the critic's, as many of each token as it has heads (`engines/forward.py`)
+    )
+    target_values_N: Sequence[float] | None = None  # its copy's
+    replayed: bool = False  # from the replay buffer
+    resampled: bool = False  # one turn, drawn anew at an earlier state, whose reward nobody knows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +63,7 @@ class TokenValues:
     """What a batch algorithm makes of a view."""
 
     advantages_N: Sequence[float]
-    returns_N: Sequence[float] | None = None  # what the critic is to learn
+    returns_N: Sequence[float] | None = None  # what the critic is to learn, for each of its values; NaN: nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +96,7 @@ class Algorithm(ABC):
 
     needs: ClassVar[Literal["group", "batch"]]
     aggregation: Aggregation
-    critic: Critic | None = None  # not None: a value model is wanted
+    critic: Critic | UtteranceCritic | None = None  # not None: a value model is wanted, of tokens or of utterances
     compares: ClassVar[bool] = (
         True  # False: no policy drew the samples whose log-probs could be compared with the trainer's
     )
@@ -121,6 +126,8 @@ class BatchAlgorithm(Algorithm):
     """Needs the whole batch: updates start when it is full; several are possible."""
 
     needs = "batch"
+    critic_first: ClassVar[bool] = False
+    """True: epochs and mini-batches are the critic's, over replayed samples too; then the policy is updated once, without these."""
 
     def __init__(self, setup: AlgorithmSetup) -> None:
         super().__init__(setup)

@@ -49,6 +49,9 @@ class TrainEngine(Protocol):
     def advantages(self, group_ids: Sequence[int]) -> bytes:
         """Of the samples of the step that has been finished, as `StepDone` has them; empty: this engine forms none."""
 
+    def states(self) -> Sequence[pb.TurnState]:
+        """For later steps, behind the one that has been finished, as `StepDone` has them."""
+
     def tensors(self) -> dict[str, TensorBytes]:
         """The weights as they are now, by name, tied tensors once: a copy of what training changes."""
 

@@ -9,12 +9,16 @@ its fastest path, and every causal architecture is served alike.
 
 PPO's critic is the initial model's body with a scalar head. The value of a token is that of the text before it, so it is read
 at the position that predicts the token. Values are zero at the start: the head's weights are zeros, and every rank begins alike.
+
+ArCHer's has four heads, two of states and two of utterances. The former are read as PPO's; the latter at the token itself: the value of
+the text that ends with it. Their weights are small and differ, from the job's seed. A copy of it all follows slowly.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
@@ -23,6 +27,7 @@ from streamrl_workers.metrics.logprob_diff import CLIPPED, LAGS, key, pool_lag, 
 from streamrl_workers.trainer.algorithms.algorithm import Aggregation, TokenBatch, TokenLoss
 from streamrl_workers.trainer.algorithms.objective import Estimator, kl_divergence
 from streamrl_workers.trainer.engines.packing import PackedSample
+from streamrl_workers.trainer.engines.sharding import local
 
 Reference = Callable[[], AbstractContextManager[PreTrainedModel]]
 """Gives the initial model, which a divergence is measured from, while the context lasts. Never trained, never in a checkpoint."""
@@ -36,6 +41,8 @@ _SUMS = (
     "masked",
     "reference_kl",
 )
+_HEAD_STD = 0.02
+"""Of the initial weights of utterances' heads: far below the values that they are to learn."""
 _LOSSES = ("loss", "value_loss")
 """Sums of an update until it ends, then scaled as its gradient."""
 
@@ -59,13 +66,16 @@ class MicroBatch:
     returns_N: torch.Tensor | None
 
 
-def make_batch(samples: Sequence[PackedSample], *, aggregation: Aggregation, device: torch.device) -> MicroBatch:
-    """The tensors of `samples`."""
-    length = max(sample.inputs for sample in samples)
+def make_batch(
+    samples: Sequence[PackedSample], *, aggregation: Aggregation, device: torch.device, whole: bool = False
+) -> MicroBatch:
+    """The tensors of `samples`. `whole`: the last token, which predicts nothing, is read too."""
+    length = max(sample.inputs for sample in samples) + whole
     first = min((sample.places_N[0] - 1 for sample in samples if sample.trained), default=0)
     inputs_BL = torch.zeros(len(samples), length, dtype=torch.int64)
     for row, sample in enumerate(samples):
-        inputs_BL[row, : sample.inputs] = torch.tensor(sample.tokens[:-1])
+        shown = sample.inputs + whole
+        inputs_BL[row, :shown] = torch.tensor(sample.tokens[:shown])
     counts_B = torch.tensor([sample.trained for sample in samples])
     of_samples_B = counts_B + torch.tensor([sample.trained_elsewhere for sample in samples])
     weights_B = 1.0 / of_samples_B.clamp(min=1) if aggregation == "SequenceMean" else torch.ones(len(samples))
@@ -135,41 +145,81 @@ class Forward:
 class ValueModel(torch.nn.Module):
     """Text in, one number for each position out."""
 
+    states, utterances = 1, 0
+    """Heads that are read before a token, and at it."""
+
     def __init__(self, body: torch.nn.Module, *, hidden_size: int) -> None:
         super().__init__()
         self.body = body
-        self.head = torch.nn.Linear(hidden_size, 1)
+        self.head = torch.nn.Linear(hidden_size, self.states + self.utterances)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> "ValueModel":
+    def of(cls, model: PreTrainedModel) -> Self:
         """Takes the body of a causal language model, which is the critic's own from now on; its head is left behind."""
         body: Any = model.base_model
         return cls(body, hidden_size=model.config.get_text_config().hidden_size)
 
     def forward(self, inputs_BL: torch.Tensor) -> torch.Tensor:
-        """Values [B, L]."""
+        """Values [B, L, heads]."""
         hidden_BLH = self.body(input_ids=inputs_BL, use_cache=False).last_hidden_state
-        values: torch.Tensor = self.head(hidden_BLH).squeeze(-1).to(torch.float32, copy=True)  # FSDP hooks no views
+        values: torch.Tensor = self.head(hidden_BLH).to(torch.float32, copy=True)  # FSDP hooks no views
         return values
 
+    def follow(self, rate: float) -> None:
+        """Behind an update."""
 
-def critic_values(critic: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
-    """Value of the text before each trained token [N], with gradient."""
-    values_BL: torch.Tensor = critic(batch.inputs_BL)
-    return values_BL[:, batch.first :].flatten().index_select(0, batch.rows_N)
+
+class UtteranceValueModel(ValueModel):
+    """Two values of each state, two of each utterance, and a copy of the model that is not trained."""
+
+    states, utterances = 2, 2
+
+    def __init__(self, body: torch.nn.Module, *, hidden_size: int) -> None:
+        super().__init__(body, hidden_size=hidden_size)
+        torch.nn.init.normal_(self.head.weight, std=_HEAD_STD)
+        self.target = torch.nn.ModuleDict({"body": deepcopy(body), "head": deepcopy(self.head)})
+        self.target.requires_grad_(requires_grad=False)
+
+    def forward(self, inputs_BL: torch.Tensor, *, target: bool = False) -> torch.Tensor:
+        """Values [B, L, heads], or those of the copy."""
+        if not target:
+            return super().forward(inputs_BL)
+        hidden_BLH = self.target["body"](input_ids=inputs_BL, use_cache=False).last_hidden_state
+        values: torch.Tensor = self.target["head"](hidden_BLH).to(torch.float32, copy=True)
+        return values
+
+    @torch.no_grad()
+    def follow(self, rate: float) -> None:
+        """Move the copy by this share of its way to the model."""
+        for name in ("body", "head"):
+            followers, leaders = (list(map(local, m.parameters())) for m in (self.target[name], getattr(self, name)))
+            torch._foreach_lerp_(followers, leaders, rate)
+
+
+def critic_values(critic: ValueModel, batch: MicroBatch, **of: bool) -> torch.Tensor:
+    """Values of each trained token [N * heads], with gradient: of the text before it, then of the text that ends with it."""
+    values_PH: torch.Tensor = critic(batch.inputs_BL, **of)[:, batch.first :].flatten(0, 1)
+    before_NH = values_PH[:, : critic.states].index_select(0, batch.rows_N)
+    if not critic.utterances:
+        return before_NH.flatten()
+    behind_NH = values_PH[:, critic.states :].index_select(0, batch.rows_N + 1)
+    return torch.cat([before_NH, behind_NH], dim=1).flatten()
 
 
 def value_loss(
     values_N: torch.Tensor, *, start_N: torch.Tensor, returns_N: torch.Tensor, value_clip: float
 ) -> torch.Tensor:
-    """Squared error of each token, pessimistic about moves beyond the clip (PPO's reference code, `vf_loss`).
+    """Squared error of each value, pessimistic about moves beyond the clip (PPO's reference code, `vf_loss`).
 
-    1/2 max((V - G)^2, (clip(V, V_start - c, V_start + c) - G)^2)
+    1/2 max((V - G)^2, (clip(V, V_start - c, V_start + c) - G)^2)        0 where G is NaN
     """
+    known_N = ~returns_N.isnan()
+    returns_N = returns_N.where(known_N, values_N.detach())
     clipped_N = start_N + (values_N - start_N).clamp(-value_clip, value_clip)
-    return torch.maximum((values_N - returns_N).square(), (clipped_N - returns_N).square()) / 2.0
+    errors_N = torch.maximum((values_N - returns_N).square(), (clipped_N - returns_N).square()) / 2.0
+    return errors_N.where(known_N, 0.0)
 
 
 class ForwardMetrics:
@@ -221,7 +271,7 @@ class ForwardMetrics:
         return [*self._sums.tolist(), *self._closed.tolist(), self._ratio_max.item()]
 
 
-def forward_metrics(ranks: Sequence[Sequence[float]], *, updates: int) -> dict[str, float]:
+def forward_metrics(ranks: Sequence[Sequence[float]], *, updates: int, critic_updates: int) -> dict[str, float]:
     """The step's numbers from every rank's sums; losses are means over the updates.
 
     No mean of means. A ratio without tokens is 0 and `forward_tokens` says that nothing was measured. The key set is the same for
@@ -232,7 +282,7 @@ def forward_metrics(ranks: Sequence[Sequence[float]], *, updates: int) -> dict[s
     tokens = max(1.0, sums["tokens"])
     return {
         "loss": sums["loss"] / updates,
-        "value_loss": sums["value_loss"] / updates,
+        "value_loss": sums["value_loss"] / critic_updates,
         "ratio_mean": sums["ratio"] / tokens,
         "ratio_max": max(ratios),
         "clip_fraction": sums["clipped"] / tokens,

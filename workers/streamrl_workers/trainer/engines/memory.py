@@ -15,6 +15,7 @@ import torch
 from streamrl.errors import UserError
 from streamrl.memory import ModelSizes, RankMemory, published_bytes, rank_memory
 from streamrl.spec import RLJobSpec
+from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import load_structure
@@ -42,6 +43,7 @@ def check_memory(model_path: str, *, spec: RLJobSpec, algorithm: Algorithm, devi
         task=spec.task,
         reference=algorithm.reference_kl is not None,
         critic=algorithm.critic is not None,
+        target=isinstance(algorithm.critic, UtteranceCritic),
     )
     free = free_bytes(device, ranks=trainer.processes_per_node)
     main = torch.device("cpu")

@@ -155,7 +155,9 @@ def _state(
 ) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
     """Everything by name, to be saved or loaded into; and the optimiser's part of it by parameter."""
     moments = {name: _moments(optimiser, parameter) for name, parameter in _trained(model)}
-    state: dict[str, Any] = {f"model.{name}": parameter for name, parameter in _trained(model)}
+    named = model.named_parameters()
+    lasting = ((name, one) for name, one in named if one.requires_grad or name.startswith("target."))  # a critic's copy
+    state: dict[str, Any] = {f"model.{name}": parameter for name, parameter in lasting}
     state |= {f"model.{name}": buffer for name, buffer in _buffers(model)}
     for name, parts in moments.items():
         state |= {f"optimiser.{name}.{key}": part for key, part in parts.items()}

@@ -44,8 +44,9 @@ class PackedSample:
     proximal_N: "array[float] | None" = None  # log-probs under the weights of the batch's start
     reference_N: "array[float] | None" = None  # log-probs under the initial weights
     kept_N: "array[float] | None" = None  # 1 or 0: whether the correction's mask keeps the token
-    values_N: "array[float] | None" = None  # the critic's at the batch's start
-    returns_N: "array[float] | None" = None  # what the critic is to learn
+    values_N: "array[float] | None" = None  # the critic's at the batch's start, as many of each token as it has heads
+    target_values_N: "array[float] | None" = None  # its copy's
+    returns_N: "array[float] | None" = None  # what the critic is to learn, for each of its values; NaN: nothing
 
     @property
     def inputs(self) -> int:
@@ -65,7 +66,8 @@ class Update:
     step: int  # of the run: places the learning rate
     scale: float  # the accumulated sums are multiplied by this
     critic_scale: float
-    policy: bool  # False: the critic learns alone
+    policy: bool = True  # False: the critic learns alone
+    critic: bool = True  # False: where there is one, it stays as it is
 
 
 DUMMY = PackedSample(
@@ -79,6 +81,7 @@ DUMMY = PackedSample(
     reference_N=array("f"),
     kept_N=array("f"),
     values_N=array("f"),
+    target_values_N=array("f"),
     returns_N=array("d"),
 )
 """Stands in where a rank has no sample: the same passes and collectives, no trained token, no gradient."""

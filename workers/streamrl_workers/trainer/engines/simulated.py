@@ -72,6 +72,10 @@ class SimulatedTrainEngine:
         del group_ids
         return b""
 
+    def states(self) -> Sequence[pb.TurnState]:
+        """None: there is no algorithm."""
+        return ()
+
     def tensors(self) -> dict[str, TensorBytes]:
         """Bytes that differ for each (seed, version): few of them, as those of a model do."""
         size = self._spec.weight_bytes

@@ -34,7 +34,7 @@ class StepMetrics:
         """Count one group."""
         self.groups += 1
         rewards = [t.reward for t in group.samples if t.HasField("reward")]
-        self.zero_variance_groups += len(set(rewards)) <= 1
+        self.zero_variance_groups += len(set(rewards)) <= 1 and not any(t.resampled for t in group.samples)
         self.rewarded += len(rewards)
         self.reward_sum += sum(rewards)
         self.reward_square_sum += sum(reward * reward for reward in rewards)
@@ -73,8 +73,8 @@ class StepMetrics:
 
 
 def is_trained(sample: pb.Sample) -> bool:
-    """Whether a sample takes part in the loss: it has a reward and at least one token that the model drew."""
-    return sample.HasField("reward") and trained_tokens(sample) > 0
+    """Whether a sample takes part in the loss: it has a reward, or needs none, and at least one token that the model drew."""
+    return (sample.HasField("reward") or sample.resampled) and trained_tokens(sample) > 0
 
 
 def _ratio(total: float, count: float) -> float:

@@ -23,6 +23,7 @@ from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
+from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.load import load_empty, load_model, load_tokenizer
 from streamrl_workers.models.side_path import train_side_path
@@ -31,7 +32,13 @@ from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankEnvironment
-from streamrl_workers.trainer.engines.forward import Reference, ValueModel, forward_metrics, logprob_diff_metrics
+from streamrl_workers.trainer.engines.forward import (
+    Reference,
+    UtteranceValueModel,
+    ValueModel,
+    forward_metrics,
+    logprob_diff_metrics,
+)
 from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.memory import check_memory
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
@@ -84,7 +91,7 @@ class TorchEngine:
             self._metrics.add(group)
             self._step.add(group)
             if self._replay is not None:
-                self._fresh += filter(is_trained, group.samples)
+                self._fresh += (sample for sample in group.samples if is_trained(sample) and not sample.resampled)
 
     def advance(self, *, idle: bool) -> bool:
         """One micro-step on every rank."""
@@ -93,7 +100,12 @@ class TorchEngine:
     def finish_step(self) -> dict[str, float]:
         """The rest of the work, and the updates."""
         numbers = self._step.finish(self._metrics)
-        measured = forward_metrics(everywhere(self._ranks, "measured"), updates=int(numbers["updates"]))
+        updates = int(numbers["updates"])
+        measured = forward_metrics(
+            everywhere(self._ranks, "measured"),
+            updates=updates,
+            critic_updates=int(numbers.pop("critic_updates", updates)),
+        )
         diffs = logprob_diff_metrics(everywhere(self._ranks, "logprob_diffs"), pools=self._pools)
         replayed = {} if self._replay is None else self._replay.admit(self._metrics.step, self._fresh)
         return self._metrics.metrics() | measured | diffs | numbers | replayed
@@ -105,6 +117,10 @@ class TorchEngine:
     def advantages(self, group_ids: Sequence[int]) -> bytes:
         """As the algorithm formed them."""
         return pack_float32(value for group_id in group_ids for value in self._step.advantages[group_id])
+
+    def states(self) -> list[pb.TurnState]:
+        """Of earlier samples, by the replay buffer."""
+        return [] if self._replay is None else self._replay.states(self._metrics.step)
 
     def tensors(self) -> dict[str, TensorBytes]:
         """Copies of all tensors; where names share one storage, the first; with adapters, the base and these."""
@@ -191,7 +207,10 @@ def build_models(
     reference: Reference | None = None
     critic: ValueModel | None = None
     if algorithm.critic is not None:
-        critic = ValueModel.of(_tuned(load(model_path), trainer=trainer))
+        if isinstance(algorithm.critic, UtteranceCritic):
+            critic = UtteranceValueModel.of(load(model_path))
+        else:
+            critic = ValueModel.of(_tuned(load(model_path), trainer=trainer))
         _finish(critic, trainer=trainer, device=device, mesh=mesh)
     if algorithm.reference_kl is not None and trainer.lora is None:
         reference = frozen(initial := load(model_path))

@@ -50,6 +50,7 @@ from streamrl_workers.trainer.engines.packing import (
 )
 from streamrl_workers.trainer.engines.process_group import Ranks, everywhere
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics, is_trained
+from streamrl_workers.trainer.replay import REPLAYED
 
 _Contexts = list[PackedSample]
 """Of one sample, in their order."""
@@ -104,10 +105,10 @@ class TrainingStep(ABC):
             for weight, number in zip(sample.advantages_N, sample.proximal_N or (), strict=True)
         )
 
-    def _accumulate(self, batches: Sequence[list[PackedSample]]) -> None:
+    def _accumulate(self, batches: Sequence[list[PackedSample]], *, method: str = "accumulate") -> None:
         """Micro-steps over all batches."""
         for payloads in rounds(batches, ranks=self._ranks.size):
-            self._ranks.call("accumulate", payloads)
+            self._ranks.call(method, payloads)
 
     def _prepared(self, batches: Sequence[list[PackedSample]]) -> Iterator[PackedSample]:
         """The samples with what is said of them before the step's updates: forward passes without gradient."""
@@ -211,15 +212,19 @@ class BatchStep(TrainingStep):
         """Prepare the rest, form advantages, and go through the epochs."""
         del metrics
         self._pass(self._pending.take_all())
+        samples = self._valued()
+        updates = [self._trained(part, first=number == 0) for number, part in enumerate(self._parts(samples))]
+        return _merged(updates) | {"skipped_tokens": 0.0, "explained_variance": _explained_variance(_flat(samples))}
+
+    def _valued(self) -> list[_Contexts]:
+        """The samples with advantages, what the critic is to learn, and the mask."""
         batch = [(sample, list(contexts.values())) for _, (sample, contexts) in sorted(self._batch.items())]
         values = self._algorithm.values([_view(*entry) for entry in batch]) if batch else []
         for (sample, _), found in zip(batch, values, strict=True):
             self.advantages[sample.group_id][sample.sample_index] = statistics.fmean(found.advantages_N)
         samples = [_with(contexts, values=found) for (_, contexts), found in zip(batch, values, strict=True)]
         kept = iter(masked(_flat(samples), mask=self._algorithm.mask))
-        samples = [[next(kept) for _ in contexts] for contexts in samples]
-        updates = [self._trained(part, first=number == 0) for number, part in enumerate(self._parts(samples))]
-        return _merged(updates) | {"skipped_tokens": 0.0, "explained_variance": _explained_variance(_flat(samples))}
+        return [[next(kept) for _ in contexts] for contexts in samples]
 
     def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
         """Forward passes without gradient over all batches."""
@@ -236,28 +241,59 @@ class BatchStep(TrainingStep):
             for part in range(count):
                 yield order[part * len(order) // count : (part + 1) * len(order) // count]
 
-    def _trained(self, samples: list[_Contexts], *, first: bool) -> dict[str, float]:
-        """One mini-batch and its update."""
+    def _trained(
+        self, samples: Sequence[_Contexts], *, first: bool, policy: bool = True, critic: bool = True
+    ) -> dict[str, float]:
+        """One mini-batch and its update; of the policy, the critic, or both."""
         if not first:
             everywhere(self._ranks, "zero")
-        contexts = _flat(samples)
-        self._accumulate(self._packed(contexts))
-        count, tokens = len(samples), sum(context.trained for context in contexts)
-        critic = self._algorithm.critic
+        contexts, count = _flat(samples), len(samples)
+        method = "accumulate" if policy and critic else "accumulate_policy" if policy else "accumulate_values"
+        self._accumulate(self._packed(contexts), method=method)
+        tokens = sum(context.trained for context in contexts)
+        targets = sum(not math.isnan(target) for context in contexts for target in context.returns_N or ())
+        warmed_up = self._algorithm.critic is None or self._step >= self._algorithm.critic.warm_up_steps
         return self._update(
             Update(
                 step=self._step,
                 scale=self._scale(self._algorithm.aggregation, samples=count, sequences=count, tokens=tokens),
-                critic_scale=self._scale("TokenMean", samples=count, sequences=count, tokens=tokens),
-                policy=critic is None or self._step >= critic.warm_up_steps,
+                critic_scale=1.0 / max(1, targets),
+                policy=policy and warmed_up,
+                critic=critic,
             )
         )
+
+
+class CriticFirstStep(BatchStep):
+    """The critic learns from all samples, then the policy is updated once, from the step's own, by what the critic has learnt."""
+
+    def finish(self, metrics: StepMetrics) -> dict[str, float]:
+        """Prepare the rest, go through the critic's epochs, prepare the step's own again, and update the policy."""
+        del metrics
+        self._pass(self._pending.take_all())
+        samples = self._valued()
+        told = _explained_variance(_flat(samples))
+        taught = [
+            self._trained(part, first=number == 0, policy=False) for number, part in enumerate(self._parts(samples))
+        ]
+        own = [contexts for contexts in samples if not _is_replayed(contexts[0])]
+        self._pass(self._packed(_flat(own)))
+        own = [contexts for contexts in self._valued() if not _is_replayed(contexts[0])]
+        moved = self._trained(own, first=False, critic=False)
+        learnt = _merged(taught)
+        return _merged([moved]) | {
+            "critic_gradient_norm": learnt["critic_gradient_norm"],
+            "critic_updates": learnt["updates"],
+            "skipped_nonfinite_steps": moved["skipped_nonfinite_steps"] + learnt["skipped_nonfinite_steps"],
+            "skipped_tokens": 0.0,
+            "explained_variance": told,
+        }
 
 
 def create_training_step(algorithm: Algorithm, *, ranks: Ranks, spec: RLJobSpec) -> TrainingStep:
     """As the algorithm needs it."""
     if isinstance(algorithm, BatchAlgorithm):
-        return BatchStep(algorithm, ranks=ranks, spec=spec)
+        return (CriticFirstStep if algorithm.critic_first else BatchStep)(algorithm, ranks=ranks, spec=spec)
     assert isinstance(algorithm, GroupAlgorithm), f"{type(algorithm).__name__} needs neither groups nor batches"
     return GroupStep(algorithm, ranks=ranks, spec=spec)
 
@@ -281,6 +317,9 @@ def _view(sample: pb.Sample, contexts: _Contexts) -> TokenView:
         proximal_N=_joined([context.proximal_N for context in contexts]),
         reference_N=_joined([context.reference_N for context in contexts]),
         values_N=_joined([context.values_N for context in contexts]),
+        target_values_N=_joined([context.target_values_N for context in contexts]),
+        replayed=_is_replayed(contexts[0]),
+        resampled=sample.resampled,
     )
 
 
@@ -307,12 +346,17 @@ def masked(samples: Sequence[PackedSample], *, mask: BatchMask | None) -> list[P
     return [replace(s, kept_N=array("f", islice(kept_N, s.trained))) for s in samples]
 
 
+def _is_replayed(sample: PackedSample) -> bool:
+    return sample.group_id >= REPLAYED
+
+
 def _with(contexts: _Contexts, *, values: TokenValues) -> _Contexts:
     """Each context with its tokens' part of the sample's values."""
     found, begin = [], 0
+    each = len(values.returns_N or ()) // max(1, len(values.advantages_N))
     for context in contexts:
         end = begin + context.trained
-        returns = None if values.returns_N is None else array("d", values.returns_N[begin:end])
+        returns = None if values.returns_N is None else array("d", values.returns_N[begin * each : end * each])
         found.append(replace(context, advantages_N=array("d", values.advantages_N[begin:end]), returns_N=returns))
         begin = end
     return found
@@ -333,10 +377,16 @@ def _merged(updates: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _explained_variance(samples: Sequence[PackedSample]) -> float:
-    """1 - Var(returns - values) / Var(returns) over the tokens of the batch; 0 without a critic or without variance."""
-    returns = [number for sample in samples for number in sample.returns_N or ()]
-    values = [number for sample in samples if sample.returns_N is not None for number in sample.values_N or ()]
+    """1 - Var(returns - values) / Var(returns) over what the critic is to learn; 0 without a critic or without variance."""
+    pairs = [
+        (target, value)
+        for sample in samples
+        if sample.returns_N is not None
+        for target, value in zip(sample.returns_N, sample.values_N or (), strict=True)
+        if not math.isnan(target)
+    ]
+    returns = [target for target, _ in pairs]
     if not returns or min(returns) == max(returns):
         return 0.0
-    errors = [target - value for target, value in zip(returns, values, strict=True)]
+    errors = [target - value for target, value in pairs]
     return 1.0 - statistics.pvariance(errors) / statistics.pvariance(returns)

@@ -31,8 +31,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from streamrl.errors import UserError
 from streamrl.spec import RLJobSpec
+from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
-from streamrl_workers.trainer.algorithms.algorithm import Algorithm, TokenBatch
+from streamrl_workers.trainer.algorithms.algorithm import Algorithm, TokenBatch, TokenLoss
 from streamrl_workers.trainer.engines import model_files
 from streamrl_workers.trainer.engines.forward import (
     Forward,
@@ -40,6 +41,7 @@ from streamrl_workers.trainer.engines.forward import (
     LogprobDiff,
     MicroBatch,
     Reference,
+    UtteranceValueModel,
     ValueModel,
     critic_values,
     make_batch,
@@ -161,30 +163,41 @@ class RankWorker:
         self._free()
         return [prepared for half in halves for prepared in self.prepare(half)]
 
-    def accumulate(self, samples: Sequence[PackedSample]) -> None:
-        """One micro-step: forward and backward."""
+    def accumulate(self, samples: Sequence[PackedSample], *, policy: bool = True, critic: bool = True) -> None:
+        """One micro-step: forward and backward, of the policy and of the critic if there is one."""
         before = self._gradient_versions()
         try:
-            self._accumulate(samples)
+            self._accumulate(samples, policy=policy, critic=critic)
         except _OUT_OF_MEMORY as error:
             halves = _halves(samples, error)
         else:
-            self._accumulated.append(samples)
+            self._accumulated.append((samples, policy, critic))
             return
         self._free()
         if self._gradient_versions() != before:
             self._accumulate_again()
         for half in halves:
-            self.accumulate(half)
+            self.accumulate(half, policy=policy, critic=critic)
+
+    def accumulate_policy(self, samples: Sequence[PackedSample]) -> None:
+        """One micro-step of the policy alone."""
+        self.accumulate(samples, critic=False)
+
+    def accumulate_values(self, samples: Sequence[PackedSample]) -> None:
+        """One micro-step of the critic alone."""
+        self.accumulate(samples, policy=False)
 
     @torch.no_grad()
     def _prepared(self, samples: Sequence[PackedSample]) -> list[dict[str, Payload]]:
         batch = self._batch(samples)
         counts = [sample.trained for sample in samples]
+        critic = self._critic
+        has_copy = isinstance(critic, UtteranceValueModel)
         columns = {
             "proximal_N": self._forward.logprobs(batch),
             "reference_N": self._reference_logprobs(batch),
-            "values_N": None if self._critic is None else critic_values(self._critic, batch),
+            "values_N": None if critic is None else critic_values(critic, batch),
+            "target_values_N": critic_values(critic, batch, target=True) if critic and has_copy else None,
         }
         rows = {name: _rows(column, counts=counts) for name, column in columns.items() if column is not None}
         return [{name: row[number] for name, row in rows.items()} for number in range(len(counts))]
@@ -200,11 +213,18 @@ class RankWorker:
         }
         if update.policy:
             numbers |= self._optimiser.step(update.step, scale=update.scale)
-        if self._critic_optimiser is not None:
+        if self._critic_optimiser is not None and update.critic:
             critic = self._critic_optimiser.step(update.step, scale=update.critic_scale)
+            self._follow()
             numbers["critic_gradient_norm"] = critic["gradient_norm"]
             numbers["skipped_nonfinite_steps"] += critic["skipped_nonfinite_steps"]
         return numbers
+
+    def _follow(self) -> None:
+        """A critic's copy, if it has one."""
+        spec = self._algorithm.critic
+        if self._critic is not None and isinstance(spec, UtteranceCritic):
+            self._critic.follow(spec.target_rate)
 
     def zero(self, payload: None) -> None:
         """Forget the gradients of an update that was made; another follows."""
@@ -265,9 +285,25 @@ class RankWorker:
             if p.grad is not None
         }
 
-    def _accumulate(self, samples: Sequence[PackedSample], *, counted: bool = True) -> None:
+    def _accumulate(self, samples: Sequence[PackedSample], *, policy: bool, critic: bool, counted: bool = True) -> None:
         """`counted`: in the step's sums."""
         batch = self._batch(samples)
+        passed = self._policy_pass(batch) if policy else None
+        errors = self._value_loss(batch) if critic else None
+        nothing = torch.zeros((), device=self._device)
+        total = nothing if passed is None else passed[0]
+        torch.autograd.backward([loss for loss in (total, errors) if loss is not None and loss.requires_grad])
+        if not counted:
+            return
+        if passed is not None:
+            _, tokens, loss, entropy_N = passed
+            self._sums.add(tokens, loss=loss, entropy_N=entropy_N)
+            if self._algorithm.compares:
+                self._diffs.add(tokens, loss=loss, samples=samples)
+        self._sums.add_losses(loss=total, value_loss=nothing if errors is None else errors)
+
+    def _policy_pass(self, batch: MicroBatch) -> tuple[torch.Tensor, TokenBatch, TokenLoss, torch.Tensor]:
+        """The weighed sum of token losses, what it is of, and entropies [N]."""
         logprobs_N, entropy_N = self._forward.logprobs_entropy(batch)
         tokens = TokenBatch(
             logprobs_N=logprobs_N,
@@ -279,21 +315,13 @@ class RankWorker:
             kept_N=None if batch.kept_N is None else batch.kept_N.bool(),
         )
         loss = self._algorithm.token_loss(tokens)
-        total = (loss.loss_N * batch.weights_N).sum()
-        errors = self._value_loss(batch)
-        torch.autograd.backward([total] if errors is None else [total, errors])
-        if not counted:
-            return
-        self._sums.add(tokens, loss=loss, entropy_N=entropy_N)
-        if self._algorithm.compares:
-            self._diffs.add(tokens, loss=loss, samples=samples)
-        self._sums.add_losses(loss=total, value_loss=torch.zeros_like(total) if errors is None else errors)
+        return (loss.loss_N * batch.weights_N).sum(), tokens, loss, entropy_N
 
     def _accumulate_again(self) -> None:
         """The update's micro-steps so far; they are in the sums already."""
         self._zero_gradients()
-        for samples in self._accumulated:
-            self._accumulate(samples, counted=False)
+        for samples, policy, critic in self._accumulated:
+            self._accumulate(samples, policy=policy, critic=critic, counted=False)
 
     def _gradient_versions(self) -> list[int]:
         """Each addition to a gradient, which is made in place, changes its number."""
@@ -307,10 +335,12 @@ class RankWorker:
             torch.cuda.empty_cache()
 
     def _batch(self, samples: Sequence[PackedSample]) -> MicroBatch:
-        return make_batch(samples or [DUMMY], aggregation=self._algorithm.aggregation, device=self._device)
+        whole = isinstance(self._critic, UtteranceValueModel)
+        return make_batch(samples or [DUMMY], aggregation=self._algorithm.aggregation, device=self._device, whole=whole)
 
     def _zero(self) -> None:
-        self._accumulated: list[Sequence[PackedSample]] = []  # micro-steps of the update
+        self._accumulated: list[tuple[Sequence[PackedSample], bool, bool]] = []
+        """Micro-steps of the update, each with what `accumulate` was told."""
         self._zero_gradients()
 
     def _zero_gradients(self) -> None:
@@ -370,9 +400,10 @@ def _halves(samples: Sequence[PackedSample], error: BaseException) -> list[Seque
 
 
 def _rows(values_N: torch.Tensor, *, counts: Sequence[int]) -> list["array[float]"]:
-    """The numbers of each sample."""
+    """The numbers of each sample, as many of each token."""
     flat, begin, rows = array("f", values_N.float().tolist()), 0, []
-    for count in counts:
+    each = len(flat) // max(1, sum(counts))
+    for count in (count * each for count in counts):
         rows.append(flat[begin : begin + count])
         begin += count
     return rows
