@@ -84,12 +84,12 @@ def sequence_tokens(task: Task, *, positions: int | None) -> int:
     return tokens if positions is None else min(tokens, positions)
 
 
-def rank_memory(sizes: ModelSizes, *, trainer: Trainer, task: Task, reference: bool, critic: bool) -> RankMemory:
-    """`reference`: whether the algorithm measures a divergence; `critic`: whether it has a value model."""
+def rank_memory(sizes: ModelSizes, *, trainer: Trainer, task: Task, frozen_parameters: int, critic: bool) -> RankMemory:
+    """`frozen_parameters`: of a model beside the policy that is not trained; `critic`: whether there is a value model."""
     tokens = max(trainer.micro_batch_tokens, sequence_tokens(task, positions=sizes.positions))  # no sample is cut
     number = number_bytes(trainer)
     trained = sizes.trained + sizes.parameters * critic
-    weights = sizes.parameters * (1 + critic + (reference and trainer.lora is None))
+    weights = sizes.parameters * (1 + critic) + frozen_parameters
     block = (sizes.parameters - sizes.embeddings) // sizes.layers
     gathered = (_GATHERED_BLOCKS * block + 2 * sizes.embeddings) * number
     largest = sizes.vocabulary * sizes.hidden

@@ -27,14 +27,14 @@ TURNS = {"python": {"function": "games:play"}, "maxTurns": 4}
 
 def memory(
     *,
-    reference: bool = False,
+    frozen: int = 0,
     critic: bool = False,
     sizes: ModelSizes = QWEN25_7B,
     task: dict[str, Any] | None = None,
     **trainer: Any,
 ) -> RankMemory:
     given = Trainer.model_validate(trainer)
-    return rank_memory(sizes, trainer=given, task=task_of(**task or {}), reference=reference, critic=critic)
+    return rank_memory(sizes, trainer=given, task=task_of(**task or {}), frozen_parameters=frozen, critic=critic)
 
 
 def task_of(*, tokens: int = 1024, **changes: Any) -> Task:
@@ -76,8 +76,8 @@ def task_of(*, tokens: int = 1024, **changes: Any) -> Task:
         ({"cpuOffload": True, "precision": "BF16"}, "gathered", 5.4),
         ({"critic": True}, "parameters", 56.7),
         ({"critic": True}, "optimiser", 113.5),
-        ({"reference": True}, "parameters", 56.7),
-        ({"reference": True}, "gradients", 28.4),
+        ({"frozen": WEIGHTS}, "parameters", 56.7),
+        ({"frozen": WEIGHTS}, "gradients", 28.4),
     ],
 )
 def test_parts_of_a_7b_model(trainer: dict[str, Any], part: str, gib: float) -> None:
@@ -94,10 +94,10 @@ ADAPTED = replace(QWEN25_7B, parameters=WEIGHTS + ADAPTERS, trained=ADAPTERS)
 
 
 def test_adapters_alone_have_gradients() -> None:
-    found = memory(sizes=ADAPTED, reference=True, lora={})
+    found = memory(sizes=ADAPTED, lora={})
     assert found.gradients == 4 * ADAPTERS
     assert found.optimiser == 8 * ADAPTERS
-    assert found.parameters == 4 * (WEIGHTS + ADAPTERS)  # the reference is no copy
+    assert found.parameters == 4 * (WEIGHTS + ADAPTERS)
 
 
 def test_the_first_part_that_does_not_fit_is_named() -> None:

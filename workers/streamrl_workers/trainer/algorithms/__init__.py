@@ -22,6 +22,7 @@ ALGORITHMS: dict[str, str] = {
     "ppo": "ppo.Ppo",
     "gspo": "gspo.Gspo",
     "trajectoryBalance": "tba.Tba",
+    "distillation": "distillation.Distillation",
     "supervised": "supervised.Supervised",
 }
 """Name in an RLJob -> module of this folder and class."""
