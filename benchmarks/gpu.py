@@ -214,7 +214,7 @@ def _fitting(shape: Shape, folder: Path) -> tuple[RLJobSpec, RankMemory, str]:
     told = []
     for what, extra in (("all weights", {}), ("adapters", {"lora": {}, "activationCheckpointing": True})):
         spec = parse_job(job(shape, folder, **extra)).spec
-        need = rank_memory(sizes_of(str(folder), trainer=spec.trainer), trainer=spec.trainer, task=spec.task, reference=False, critic=False)  # fmt: skip
+        need = rank_memory(sizes_of(str(folder), trainer=spec.trainer), trainer=spec.trainer, task=spec.task, frozen_parameters=0, critic=False)  # fmt: skip
         if need.shortage(free) is None:
             return spec, need, "; ".join([*told, f"trained are {what}"])
         told.append(f"{what} need {need.all / GIB:.0f} GiB, {free / GIB:.0f} are free")

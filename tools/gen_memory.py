@@ -65,7 +65,11 @@ def memory(sizes: ModelSizes, *, ranks: int, tokens: int) -> RankMemory:
         "rewards": ({"name": "answer", "exactMatch": {}},),
     }
     return rank_memory(
-        sizes, trainer=Trainer.model_validate(trainer), task=Task.model_validate(task), reference=False, critic=False
+        sizes,
+        trainer=Trainer.model_validate(trainer),
+        task=Task.model_validate(task),
+        frozen_parameters=0,
+        critic=False,
     )
 
 

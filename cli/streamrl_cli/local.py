@@ -115,12 +115,23 @@ def _check_trackers(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
 
 
 def _check_model(job: RLJob, base_dir: Path) -> Iterator[UserError]:
-    if job.spec.model.path is None or _is_simulated(job):
+    for field, given in model_directories(job):
+        if not is_url(given):  # there the store has the last word at start
+            yield from _check_directory(base_dir / given, field=field, given=given)
+
+
+def model_directories(job: RLJob) -> Iterator[tuple[str, str]]:
+    """Field and value of each directory that a model is loaded from."""
+    if _is_simulated(job):
         return
-    field, given = "spec.model.path.directory", job.spec.model.path.directory
-    if is_url(given):
-        return  # the store has the last word at start
-    directory = base_dir / given
+    if job.spec.model.path is not None:
+        yield "spec.model.path.directory", job.spec.model.path.directory
+    teacher = job.spec.algorithm.teacher
+    if teacher is not None and teacher.path is not None:
+        yield "spec.algorithm.distillation.teacher.path.directory", teacher.path.directory
+
+
+def _check_directory(directory: Path, *, field: str, given: str) -> Iterator[UserError]:
     if not directory.is_dir():
         yield UserError(field=field, rule="must be a directory", got=given, fix=f"there is none at {directory}")
         return

@@ -46,7 +46,7 @@ ENV_LIVENESS_SECONDS = "STREAMRL_LIVENESS_SECONDS"
 """Number, at least 3: a process whose heartbeat is missing for so long is killed and started again, after a third of it a line says so;
 absent = 90. Read by who starts processes: the local runner, the trainer's launcher, the scheduler."""
 ENV_CODE_DIR = "STREAMRL_CODE_DIR"
-"""Directory put on sys.path of the processes that run the user's functions. Read by the task pool."""
+"""Directory put on sys.path of the processes that run the user's functions, where relative paths of the job begin. Read by the task pool and the trainer."""
 ENV_UMASK = "STREAMRL_UMASK"
 """Octal number: the user's own umask, for what the user's functions write and for shared caches; absent = as inherited. Read by the task pool."""
 

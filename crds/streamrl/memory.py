@@ -87,14 +87,14 @@ def sequence_tokens(task: Task, *, positions: int | None) -> int:
 
 
 def rank_memory(
-    sizes: ModelSizes, *, trainer: Trainer, task: Task, reference: bool, critic: bool, target: bool = False
+    sizes: ModelSizes, *, trainer: Trainer, task: Task, frozen_parameters: int, critic: bool, target: bool = False
 ) -> RankMemory:
-    """`reference`: whether the algorithm measures a divergence; `critic`: whether it has a value model; `target`: and a copy of that."""
+    """`frozen_parameters`: of a model beside the policy that is not trained; `critic`: whether there is a value model; `target`: and a copy of it."""
     tokens = max(trainer.micro_batch_tokens, sequence_tokens(task, positions=sizes.positions))  # no sample is cut
     number = number_bytes(trainer)
     critic_trained = sizes.parameters if trainer.sherl is None or target else sizes.trained
     trained = sizes.trained + critic_trained * critic
-    weights = sizes.parameters * (1 + critic + target + (reference and trainer.lora is None))
+    weights = sizes.parameters * (1 + critic + target) + frozen_parameters
     block = (sizes.parameters - sizes.embeddings) // sizes.layers
     gathered = (_GATHERED_BLOCKS * block + 2 * sizes.embeddings) * number
     largest = sizes.vocabulary * sizes.hidden

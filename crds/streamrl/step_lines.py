@@ -54,7 +54,7 @@ TRAINER_NUMBERS = {
     "ratio_max": "Largest ratio.",
     "clip_fraction": "Share of tokens that the clip left without a gradient.",
     "behaviour_kl": "KL divergence of the policy from the one that drew the tokens, in nats.",
-    "reference_kl": "KL divergence of the policy from the initial model, in nats.",
+    "reference_kl": "KL divergence of the policy from the frozen model (the initial one, or the teacher), in nats.",
     "correction_weight_mean": "Mean weight that the correction gives.",
     "masked_fraction": "Share of tokens that the correction masked.",
     "entropy": "Entropy of the policy, in nats a token.",

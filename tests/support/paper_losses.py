@@ -236,7 +236,9 @@ def expected_group_loss(case: Case, seen: list[Seen], samples: int) -> torch.Ten
     else:
         advantages = group_advantages(seen, standardised)
     sums: list[torch.Tensor] = []
-    learning = [i for i, advantage in enumerate(advantages) if advantage != 0 or case.kl]  # others have no pass
+    distils = case.rule == "distillation"
+    rewarded = case.algorithm.get("rewardWeight", 0.0) if distils else 1.0
+    learning = [i for i, a in enumerate(advantages) if a != 0 or case.kl or distils]  # others have no pass
     gone = {(learning[i], t) for i, t in far_tokens([seen[i] for i in learning], case)}
     for i, (s, advantage) in enumerate(zip(seen, advantages, strict=True)):
         total = torch.zeros((), dtype=torch.float64)
@@ -248,15 +250,14 @@ def expected_group_loss(case: Case, seen: list[Seen], samples: int) -> torch.Ten
         for token, policy in enumerate(s.policy):
             if case.rule != "gspo":
                 kept = (i, token) not in gone
-                total = total + surrogate(
-                    policy, s.behaviour[token], policy.item(), advantage, case, whole[token], kept
-                )
+                own = rewarded * advantage + (s.reference[token] - policy.item() if distils else 0.0)
+                total = total + surrogate(policy, s.behaviour[token], policy.item(), own, case, whole[token], kept)
             if case.kl:
                 total = total + case.kl["coefficient"] * estimate(case.kl["estimator"], policy, s.reference[token])
         sums.append(total)
     if case.rule == "drGrpo":
         return sum(sums) / (samples * MAX_TOKENS)
-    if case.rule == "dapo" or case.algorithm.get("aggregation") == "TokenMean":
+    if case.rule in ("dapo", "distillation") or case.algorithm.get("aggregation") == "TokenMean":
         return sum(sums) / sum(len(s.policy) for s in seen)
     if case.rule == "rloo":
         return sum(sums) / len(seen)

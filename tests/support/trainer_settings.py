@@ -20,5 +20,6 @@ def trainer_settings(spec: RLJobSpec) -> TrainerSettings:
         signals_port=0,
         token="",
         model_path=None,
+        base_dir=Path(),
         threads=None,
     )

@@ -17,7 +17,7 @@ from streamrl import names
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.base import is_url
-from streamrl_cli.local import check_data_file, job_problems
+from streamrl_cli.local import check_data_file, job_problems, model_directories
 from streamrl_cli.user_function import check_function, functions_of, syntax_tree
 
 MAX_BYTES = 1024 * 1024
@@ -146,14 +146,14 @@ def _is_elsewhere(path: str) -> bool:
 
 
 def _model_problems(job: RLJob) -> Iterator[UserError]:
-    model = job.spec.model.path
-    if model is not None and job.spec.trainer.engine.simulated is None and not _is_elsewhere(model.directory):
-        yield UserError(
-            field="spec.model.path.directory",
-            rule="must be an absolute path in the pod: a model does not go into a ConfigMap",
-            got=model.directory,
-            fix=_ON_A_VOLUME,
-        )
+    for field, given in model_directories(job):
+        if not _is_elsewhere(given):
+            yield UserError(
+                field=field,
+                rule="must be an absolute path in the pod: a model does not go into a ConfigMap",
+                got=given,
+                fix=_ON_A_VOLUME,
+            )
 
 
 def _ranker_problems(job: RLJob) -> Iterator[UserError]:

@@ -140,6 +140,7 @@ def train(task: TrainTask, *, say: Say) -> None:
         setup = EngineSetup(
             spec=spec,
             model_path=settings.model_path,
+            base_dir=settings.base_dir,
             threads=settings.threads,
             env=settings.env,
             ranks=ranks.gather(),

@@ -37,6 +37,7 @@ def main(argv: Sequence[str]) -> int:
             setup = EngineSetup(
                 spec=settings.spec,
                 model_path=settings.model_path,
+                base_dir=settings.base_dir,
                 threads=settings.threads,
                 env=settings.env,
                 ranks=ranks.gather(),

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from streamrl.spec.base import ByteQuantity, FieldRule, OneOf, SpecModel
+from streamrl.spec.model import FrozenModel
 
 
 class ReferenceKl(SpecModel):
@@ -23,7 +24,7 @@ ReferenceKlField = Annotated[
 ]
 
 
-class Clip(SpecModel):
+class ClipBounds(SpecModel):
     """The bounds of PPO's clip (arXiv 1707.06347, eq. 7)."""
 
     clip_low: float = Field(
@@ -32,6 +33,11 @@ class Clip(SpecModel):
     clip_high: float = Field(
         default=0.2, gt=0, le=10, description="Ratios above 1 + clipHigh get no gradient where that would raise them."
     )
+
+
+class Clip(ClipBounds):
+    """The same, and a pull towards the initial model."""
+
     reference_kl: ReferenceKlField = None
 
 
@@ -275,6 +281,23 @@ class SupervisedSpec(SpecModel):
     """There is none."""
 
 
+class DistillationSpec(ClipBounds):
+    """On-policy distillation (MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649): a teacher says of each token that the policy drew how likely it is."""
+
+    teacher: FrozenModel = Field(description="The model that is imitated; its tokenizer is that of `model`.")
+    reward_weight: float = Field(
+        default=0.0,
+        ge=0,
+        le=1000,
+        description="Weight of the rewards' advantage (of `grpo`) beside the teacher's log-ratio; 0 only measures rewards.",
+    )
+
+    @property
+    def reference_kl(self) -> ReferenceKl:
+        """The divergence from the teacher is only measured: it is the advantage."""
+        return ReferenceKl(coefficient=0.0, estimator="K1")
+
+
 class TwoSidedClip(SpecModel):
     """The ratio is that of policy to behaviour; where the advantage is negative it is bounded too (arXiv 1912.09729)."""
 
@@ -354,6 +377,7 @@ class AlgorithmSpec(OneOf):
         "gspo",
         "trajectory_balance",
         "archer",
+        "distillation",
         "supervised",
     )
 
@@ -371,6 +395,9 @@ class AlgorithmSpec(OneOf):
     )
     archer: ArcherSpec | None = Field(
         default=None, description="A critic of utterances, for tasks of several turns that reward late."
+    )
+    distillation: DistillationSpec | None = Field(
+        default=None, description="Reverse divergence from a teacher, on the policy's own samples."
     )
     supervised: SupervisedSpec | None = Field(
         default=None, description="Cross-entropy of the data set's own answers; needs no generators."
@@ -402,6 +429,11 @@ class AlgorithmSpec(OneOf):
             lambda algorithm: algorithm.supervised is not None and algorithm.other_correction,
         ),
     )
+
+    @property
+    def teacher(self) -> FrozenModel | None:
+        """The model that is imitated; None: there is none."""
+        return None if self.distillation is None else self.distillation.teacher
 
     @property
     def other_correction(self) -> str:

@@ -55,6 +55,21 @@ class ScratchModel(SpecModel):
     )
 
 
+class FrozenModel(OneOf):
+    """A model that is not trained: it says how likely each token of a sample is."""
+
+    hugging_face: HuggingFaceModel | None = Field(default=None, description="A model of the hub.")
+    path: PathModel | None = Field(default=None, description="A model on disk; no URL.")
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "path.directory must be a directory, not a URL",
+            "!has(self.path) || !self.path.directory.contains('://')",
+            lambda model: model.path is not None and "://" in model.path.directory and model.path.directory,
+        ),
+    )
+
+
 class Model(OneOf):
     """The model that is trained."""
 

@@ -121,9 +121,15 @@ SUPERVISED_RULES = (
         lambda spec: not spec.generators and spec.algorithm.supervised is None,
     ),
     FieldRule(
-        "task needs rewards, or mixture, where there are generators",
-        "self.generators.size() == 0 || has(self.task.mixture) || self.task.rewards.size() > 0",
-        lambda spec: bool(spec.generators) and not spec.task.mixture and not spec.task.rewards,
+        "task needs rewards, or mixture, where there are generators; only algorithm.distillation takes neither",
+        "self.generators.size() == 0 || has(self.task.mixture) || self.task.rewards.size() > 0 || "
+        "has(self.algorithm.distillation)",
+        lambda spec: (
+            bool(spec.generators)
+            and not spec.task.mixture
+            and not spec.task.rewards
+            and spec.algorithm.distillation is None
+        ),
     ),
     FieldRule(
         "task.rewards must be absent without generators: nobody makes what they would score",

@@ -230,13 +230,17 @@ def _sizes(job: RLJob, architecture: Architecture) -> ModelSizes:
 
 
 def _rank_memory(job: RLJob, sizes: ModelSizes) -> RankMemory:
-    """Of one rank: its share of what lasts, all of its pass."""
-    algorithm = job.spec.algorithm
-    reference = getattr(algorithm.value, "reference_kl", None) is not None
-    target = algorithm.archer is not None
-    critic = algorithm.ppo is not None or target
+    """Of one rank: its share of what lasts, all of its pass. A teacher is taken to be as large as the model."""
+    algorithm, trainer = job.spec.algorithm, job.spec.trainer
+    measured = getattr(algorithm.value, "reference_kl", None) is not None
+    beside = algorithm.teacher is not None or (measured and trainer.lora is None)
     return rank_memory(
-        sizes, trainer=job.spec.trainer, task=job.spec.task, reference=reference, critic=critic, target=target
+        sizes,
+        trainer=trainer,
+        task=job.spec.task,
+        frozen_parameters=sizes.parameters if beside else 0,
+        critic=algorithm.ppo is not None or algorithm.archer is not None,
+        target=algorithm.archer is not None,
     )
 
 

@@ -27,7 +27,7 @@ TURNS = {"python": {"function": "games:play"}, "maxTurns": 4}
 
 def memory(
     *,
-    reference: bool = False,
+    frozen: int = 0,
     critic: bool = False,
     target: bool = False,
     sizes: ModelSizes = QWEN25_7B,
@@ -36,7 +36,7 @@ def memory(
 ) -> RankMemory:
     given = Trainer.model_validate(trainer)
     return rank_memory(
-        sizes, trainer=given, task=task_of(**task or {}), reference=reference, critic=critic, target=target
+        sizes, trainer=given, task=task_of(**task or {}), frozen_parameters=frozen, critic=critic, target=target
     )
 
 
@@ -81,8 +81,8 @@ def task_of(*, tokens: int = 1024, **changes: Any) -> Task:
         ({"critic": True}, "optimiser", 113.5),
         ({"critic": True, "target": True}, "parameters", 85.1),
         ({"critic": True, "target": True}, "optimiser", 113.5),
-        ({"reference": True}, "parameters", 56.7),
-        ({"reference": True}, "gradients", 28.4),
+        ({"frozen": WEIGHTS}, "parameters", 56.7),
+        ({"frozen": WEIGHTS}, "gradients", 28.4),
     ],
 )
 def test_parts_of_a_7b_model(trainer: dict[str, Any], part: str, gib: float) -> None:
@@ -101,10 +101,10 @@ LATE = replace(QWEN25_7B, trained=LAST)
 
 
 def test_adapters_alone_have_gradients() -> None:
-    found = memory(sizes=ADAPTED, reference=True, lora={})
+    found = memory(sizes=ADAPTED, lora={})
     assert found.gradients == 4 * ADAPTERS
     assert found.optimiser == 8 * ADAPTERS
-    assert found.parameters == 4 * (WEIGHTS + ADAPTERS)  # the reference is no copy
+    assert found.parameters == 4 * (WEIGHTS + ADAPTERS)
 
 
 def test_before_a_side_path_little_is_kept_and_the_critic_is_trained_like_the_policy() -> None:

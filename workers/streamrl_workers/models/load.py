@@ -160,15 +160,18 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else "no text"
 
 
-def download(model: HuggingFaceModel) -> Path:
-    """Fetch what is not there yet. Raises `UserError` if the hub or the revision cannot be had."""
+def download(model: HuggingFaceModel, *, field: str = "spec.model.huggingFace", fetched: bool = False) -> Path:
+    """Fetch what is not there yet; `fetched`: all is. Raises `UserError` if the hub or the revision cannot be had."""
+    patterns = list(MODEL_PATTERNS)
     try:
-        return Path(snapshot_download(model.name, revision=model.revision, allow_patterns=list(MODEL_PATTERNS)))
+        return Path(
+            snapshot_download(model.name, revision=model.revision, allow_patterns=patterns, local_files_only=fetched)
+        )
     except (OSError, ValueError) as error:  # also what huggingface_hub and its HTTP client raise
         lines = str(error).splitlines() or [type(error).__name__]
         raise UserError(
-            field="spec.model.huggingFace",
+            field=field,
             rule=f"cannot be fetched: {shorten(lines[0])}",
             got=f"{model.name}@{model.revision}",
-            fix="check name, revision and network, or use spec.model.path",
+            fix="check name, revision and network, or use a path",
         ) from error

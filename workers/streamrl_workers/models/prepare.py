@@ -3,6 +3,7 @@
 - `scratch`: built, warmed up and saved as `DIR/<hash>`, or taken from there. The hash covers all that determines the
   result (`recipe_hash`). Invariant: `DIR/<hash>` is whole or absent; it is written beside and renamed.
 - `path`, `huggingFace`: resolved to a directory; a hub model at exactly the revision asked for.
+- A teacher is fetched as well, and its tokenizer compared.
 - A data set of the hub is fetched here too, and a chat template tried.
 
 Consumes the validated job. Produces JSON lines on standard output: {"event": "warmup", "step", "steps", "loss"} at most
@@ -39,6 +40,7 @@ from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.base import is_url
 from streamrl.spec.model import ScratchModel
 from streamrl.text import say
+from streamrl_workers.models.frozen import TEACHER, check_same_tokens, frozen_directory
 from streamrl_workers.models.load import MODEL_PATTERNS, count_parameters, download, load_tokenizer
 from streamrl_workers.models.scratch import build_model, build_tokenizer
 from streamrl_workers.models.warm_up import Survey, take_survey, warm_up, warm_up_pairs
@@ -105,6 +107,9 @@ def prepare(spec: RLJobSpec, *, cache_dir: Path, base_dir: Path, report: Report)
         assert model.path is not None
         directory = _find_directory(model.path.directory, base_dir=base_dir, cache_dir=cache_dir)
     load_tokenizer(str(directory))
+    if spec.algorithm.teacher is not None:
+        teacher = frozen_directory(spec.algorithm.teacher, base_dir=base_dir, field=TEACHER, fetched=False)
+        check_same_tokens(teacher, policy=str(directory), field=TEACHER)
     _try_task(spec, base_dir=base_dir, directory=directory)
     report({"event": "ready", "path": str(directory), "parameters": count_parameters(str(directory))})
     return directory

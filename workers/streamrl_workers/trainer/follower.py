@@ -103,7 +103,11 @@ class FollowerRank:
         del payload
         settings = self._settings
         setup = EngineSetup(
-            spec=settings.spec, model_path=settings.model_path, threads=settings.threads, env=settings.env
+            spec=settings.spec,
+            model_path=settings.model_path,
+            base_dir=settings.base_dir,
+            threads=settings.threads,
+            env=settings.env,
         )
         self._make_worker = importlib.import_module(_ENGINE).create_follower(setup)
 

@@ -187,6 +187,7 @@ def _prepare(
         EngineSetup(
             spec=spec,
             model_path=settings.model_path,
+            base_dir=settings.base_dir,
             threads=settings.threads,
             env=settings.env,
             ranks=gathered,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from streamrl.errors import EXIT_RANK_LOST, EXIT_RETRY, UserError
 from streamrl.keys import (
+    ENV_CODE_DIR,
     ENV_LOCAL_RANK,
     ENV_MASTER_ADDR,
     ENV_MASTER_PORT,
@@ -63,6 +64,7 @@ class TrainerSettings:
     signals_port: int  # 0 = any
     token: str  # of the run, or of the ranks alone where certificates do its work
     model_path: str | None
+    base_dir: Path  # where relative paths of the job begin
     threads: int | None
     env: RankEnvironment = field(default_factory=RankEnvironment)
     weights_address: str | None = None  # host:port that generators are told; None: where the server is bound
@@ -123,6 +125,7 @@ def read_settings(environ: Mapping[str, str]) -> TrainerSettings:
         signals_port=port(environ, ENV_SIGNALS_PORT),
         token=variables.token,
         model_path=environ.get(ENV_MODEL_PATH) or None,
+        base_dir=Path(environ.get(ENV_CODE_DIR) or run_dir),
         threads=integer(environ, ENV_THREADS),
         env=env,
         weights_address=environ.get(ENV_WEIGHTS_ADDRESS) or None,

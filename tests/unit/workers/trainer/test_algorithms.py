@@ -78,7 +78,13 @@ GROUP_CASES += [
     for importance in IMPORTANCE
 ]
 GROUP_CASES += [Case(rule="gspo", algorithm={}, low=3e-4, high=4e-4, **importance) for importance in IMPORTANCE]
+TEACHER = {"teacher": {"path": {"directory": "teacher"}}}
+GROUP_CASES += [
+    Case(rule="distillation", algorithm=TEACHER),
+    Case(rule="distillation", algorithm={**TEACHER, "rewardWeight": 0.7}, correction="truncatedImportance", cap=2.0),
+]
 MASKED = [
+    Case(rule="distillation", algorithm=TEACHER, correction="m2po", cap=2.0),
     Case(rule="grpo", algorithm={}, correction="m2po", cap=3.0),
     Case(rule="drGrpo", algorithm={"referenceKl": KL}, correction="m2po", cap=1.0),
 ]

@@ -122,7 +122,7 @@ def test_free_is_what_machine_and_container_leave(tmp_path: Path) -> None:
 def test_the_formula_counts_what_adamw_holds(model: Path) -> None:
     spec = trainer_spec()
     sizes = memory.sizes_of(str(model), trainer=spec.trainer)
-    found = rank_memory(sizes, trainer=spec.trainer, task=spec.task, reference=False, critic=False)
+    found = rank_memory(sizes, trainer=spec.trainer, task=spec.task, frozen_parameters=0, critic=False)
     loaded = load_model(str(model))
     adamw = torch.optim.AdamW(loaded.parameters())
     loaded(input_ids=torch.tensor([[1, 2]])).logits.sum().backward()

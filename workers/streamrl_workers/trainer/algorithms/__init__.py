@@ -23,6 +23,7 @@ ALGORITHMS: dict[str, str] = {
     "gspo": "gspo.Gspo",
     "trajectoryBalance": "tba.Tba",
     "archer": "archer.Archer",
+    "distillation": "distillation.Distillation",
     "supervised": "supervised.Supervised",
 }
 """Name in an RLJob -> module of this folder and class."""

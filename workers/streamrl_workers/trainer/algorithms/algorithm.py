@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from streamrl.spec.algorithm import Clip, Critic, ReferenceKl, UtteranceCritic
+from streamrl.spec.algorithm import ClipBounds, Critic, ReferenceKl, UtteranceCritic
 from streamrl_workers.trainer.algorithms import AlgorithmSetup
 
 Aggregation = Literal["SequenceMean", "TokenMean", "SequenceSum", "FixedLength"]
@@ -49,7 +49,7 @@ class TokenView:
     turns: tuple[ModelTurn, ...]  # they cover the N tokens
     group_id: int = 0
     proximal_N: Sequence[float] | None = None  # log-probs under the weights of the batch's start
-    reference_N: Sequence[float] | None = None  # log-probs under the initial weights
+    reference_N: Sequence[float] | None = None  # log-probs of the initial model
     values_N: Sequence[float] | None = (
         None  # the critic's, as many of each token as it has heads (`engines/forward.py`)
     )
@@ -75,7 +75,7 @@ class TokenBatch:
     proximal_N: torch.Tensor  # of the policy at the start of the step's updates, detached
     advantages_N: torch.Tensor
     sequences_N: torch.Tensor  # int64: which sequence of this pass the token is of
-    reference_N: torch.Tensor | None = None  # of the initial model
+    reference_N: torch.Tensor | None = None  # of the frozen model: the initial one, or the teacher
     kept_N: torch.Tensor | None = (
         None  # bool: False where the correction's mask leaves the token out; None: there is no mask
     )
@@ -100,10 +100,11 @@ class Algorithm(ABC):
     compares: ClassVar[bool] = (
         True  # False: no policy drew the samples whose log-probs could be compared with the trainer's
     )
+    skips_equal: ClassVar[bool] = True  # False: groups of equal rewards have a gradient whatever the rewards
 
     def __init__(self, setup: AlgorithmSetup) -> None:
         self.reference_kl: ReferenceKl | None = setup.spec.reference_kl  # not None: reference log-probs are wanted
-        self._clip: Clip = setup.spec  # where the algorithm clips
+        self._clip: ClipBounds = setup.spec  # where the algorithm clips
         self._correction = setup.correction
         self.mask = setup.mask  # not None: the step's log-probs are wanted before its first sample is trained
 

@@ -26,7 +26,7 @@ from typing import Literal
 
 import torch
 
-from streamrl.spec.algorithm import Clip, ReferenceKl
+from streamrl.spec.algorithm import ClipBounds, ReferenceKl
 from streamrl_workers.trainer.algorithms.algorithm import TokenBatch, TokenLoss, TokenView
 from streamrl_workers.trainer.algorithms.corrections import Corrector
 
@@ -41,7 +41,7 @@ ESTIMATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def clipped_surrogate(batch: TokenBatch, *, clip: Clip, correction: Corrector) -> TokenLoss:
+def clipped_surrogate(batch: TokenBatch, *, clip: ClipBounds, correction: Corrector) -> TokenLoss:
     """L of each token."""
     corrected = correction(proximal_N=batch.proximal_N, behaviour_N=batch.behaviour_N, sequences_N=batch.sequences_N)
     weight_N = corrected.weight_N if batch.kept_N is None else corrected.weight_N.masked_fill(~batch.kept_N, 0.0)

@@ -87,6 +87,7 @@ class EngineSetup:
 
     spec: RLJobSpec
     model_path: str | None  # directory or hub name; the simulated engine needs none
+    base_dir: Path = Path()  # where relative paths of the job begin
     threads: int | None  # of torch; None = torch's choice
     env: RankEnvironment = RankEnvironment()
     ranks: "ProcessGroup | None" = None  # all ranks, as rank 0 reaches them; None: there is one, or this is another

@@ -18,7 +18,7 @@ from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.free_memory import free_bytes
-from streamrl_workers.models.load import load_structure
+from streamrl_workers.models.load import count_parameters, load_structure
 from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 
@@ -33,15 +33,25 @@ _LESS_IN_MAIN_MEMORY = "raise spec.trainer.nodes or set spec.trainer.lora"
 log = logging.getLogger(__name__)
 
 
-def check_memory(model_path: str, *, spec: RLJobSpec, algorithm: Algorithm, device: torch.device) -> None:
-    """Log the estimate of this rank beside what is free. Raises UserError where the lasting parts alone do not fit."""
+def check_memory(
+    model_path: str,
+    *,
+    spec: RLJobSpec,
+    algorithm: Algorithm,
+    frozen_path: str | None = None,
+    device: torch.device,
+) -> None:
+    """Log the estimate of this rank beside what is free. Raises UserError where the lasting parts alone do not fit.
+
+    frozen_path: of the model that lies beside the policy, untrained.
+    """
     trainer = spec.trainer
     sizes = sizes_of(model_path, trainer=trainer)
     need = rank_memory(
         sizes,
         trainer=trainer,
         task=spec.task,
-        reference=algorithm.reference_kl is not None,
+        frozen_parameters=0 if frozen_path is None else count_parameters(frozen_path),
         critic=algorithm.critic is not None,
         target=isinstance(algorithm.critic, UtteranceCritic),
     )

@@ -25,6 +25,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
+from streamrl_workers.models.frozen import TEACHER, frozen_directory
 from streamrl_workers.models.load import load_empty, load_model, load_tokenizer
 from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.stream.packing import pack_float32
@@ -181,7 +182,7 @@ def _member(setup: EngineSetup, *, store: TCPStore, device: torch.device) -> Ran
 def _worker_of(setup: EngineSetup, *, device: torch.device, mesh: DeviceMesh | None = None) -> RankWorker:
     if setup.model_path is None:
         raise UserError(field=ENV_MODEL_PATH, rule="is required by trainer engine torch")
-    models = build_models(setup.spec, model_path=setup.model_path, device=device, mesh=mesh)
+    models = build_models(setup.spec, model_path=setup.model_path, base_dir=setup.base_dir, device=device, mesh=mesh)
     return RankWorker(models, spec=setup.spec)
 
 
@@ -191,7 +192,7 @@ def _prepare_torch(setup: EngineSetup) -> None:
 
 
 def build_models(
-    spec: RLJobSpec, *, model_path: str, device: torch.device, mesh: DeviceMesh | None = None
+    spec: RLJobSpec, *, model_path: str, base_dir: Path = Path(), device: torch.device, mesh: DeviceMesh | None = None
 ) -> RankModels:
     """The models of this rank with the initial weights; `mesh`: of all ranks. Ranks build alike, from the job's seed."""
     trainer = spec.trainer
@@ -199,7 +200,8 @@ def build_models(
     if trainer.compile:
         sharding.check_compiler(device)
     algorithm = create_algorithm(spec)
-    check_memory(model_path, spec=spec, algorithm=algorithm, device=device)
+    frozen_path = _frozen_path(spec, algorithm=algorithm, model_path=model_path, base_dir=base_dir)
+    check_memory(model_path, spec=spec, algorithm=algorithm, frozen_path=frozen_path, device=device)
     torch.manual_seed(spec.seed)
     load = load_model if rank_of() == 0 else load_empty  # the others get theirs as they are sharded
     model = _tuned(load(model_path), trainer=trainer)
@@ -212,15 +214,16 @@ def build_models(
         else:
             critic = ValueModel.of(_tuned(load(model_path), trainer=trainer))
         _finish(critic, trainer=trainer, device=device, mesh=mesh)
-    if algorithm.reference_kl is not None and trainer.lora is None:
-        reference = frozen(initial := load(model_path))
-        answer_logprobs(initial)
-        _finish(initial, trainer=trainer, device=device, mesh=mesh, trained=False)
+    if frozen_path is not None:
+        reference = frozen(copy := load(frozen_path))
+        answer_logprobs(copy)
+        _finish(copy, trainer=trainer, device=device, mesh=mesh, trained=False)
     if trainer.lora is not None:
         from streamrl_workers.trainer.engines import lora  # peft is loaded where it is asked for
 
         lora.add_adapters(model, trainer.lora)
-        reference = partial(lora.adapters_off, model) if algorithm.reference_kl is not None else None
+        if frozen_path is None and algorithm.reference_kl is not None:
+            reference = partial(lora.adapters_off, model)
     _finish(model, trainer=trainer, device=device, mesh=mesh)
     tokenizer = load_tokenizer(model_path)
     return RankModels(model=model, tokenizer=tokenizer, algorithm=algorithm, reference=reference, critic=critic)
@@ -231,6 +234,13 @@ def _tuned(model: PreTrainedModel, *, trainer: Trainer) -> PreTrainedModel:
     if trainer.sherl is not None:
         train_side_path(model, trainer.sherl)
     return model
+
+
+def _frozen_path(spec: RLJobSpec, *, algorithm: Algorithm, model_path: str, base_dir: Path) -> str | None:
+    """The model that is frozen beside the policy: the teacher, or the initial one; None: none, or the policy without its adapters."""
+    if spec.algorithm.teacher is not None:
+        return frozen_directory(spec.algorithm.teacher, base_dir=base_dir, field=TEACHER)
+    return model_path if algorithm.reference_kl is not None and spec.trainer.lora is None else None
 
 
 def frozen(model: PreTrainedModel) -> Reference:

@@ -5,7 +5,7 @@ forward pass (`packing.py`), passes and gradients (`worker.py`), the formulas (`
 
 - `GroupStep`, for algorithms that need groups: advantages when a group arrives, micro-steps as samples stream in, one update. A group
   whose advantages are all zero has a gradient of exactly zero: it counts, but has no forward pass. Where the loss holds a divergence
-  it has a gradient, and gets its passes. Where the correction has a mask, samples are prepared as they stream in, as those of
+  or a teacher's log-probs it has a gradient, and gets its passes. Where the correction has a mask, samples are prepared as they stream in, as those of
   `BatchStep` are, and trained when the step is full.
 - `BatchStep`, for those that need the batch: what the algorithm must know of a sample before the first update (its log-probs, the
   reference's, the critic's values) is formed without gradient while others are still generated; when the batch is full, epochs of
@@ -141,7 +141,8 @@ class GroupStep(TrainingStep):
     def __init__(self, algorithm: GroupAlgorithm, *, ranks: Ranks, spec: RLJobSpec) -> None:
         super().__init__(ranks=ranks, spec=spec)
         self._algorithm = algorithm
-        self._skips_equal = algorithm.reference_kl is None or algorithm.reference_kl.coefficient == 0
+        kl = algorithm.reference_kl
+        self._skips_equal = algorithm.skips_equal and (kl is None or kl.coefficient == 0)
 
     def begin(self, step: int, *, attempt: int) -> None:
         """With nothing pending."""
