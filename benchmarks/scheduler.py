@@ -5,7 +5,7 @@
                 ├─ clients, another core: 256 generators that answer after one tick, a trainer that takes steps
                 └─ bare grpc.aio server and reader: the same message sizes without a scheduler
 ```
-`python benchmarks/scheduler.py` runs all three parts; `--soak` pushes a million samples through and prints the
+`python benchmarks/scheduler.py` runs all three parts; with `--groups` it drives the core alone, by hand, at any size; `--soak` pushes a million samples through and prints the
 scheduler's memory. Engines and pool are trivial, so that what is measured is the scheduler.
 """
 
@@ -31,6 +31,7 @@ TOKEN = "benchmark"  # noqa: S105 - a local benchmark
 GROUP_SIZE = 8
 SOAK_SAMPLES = 1_000_000
 READY_TIMEOUT_S = 60.0
+CORE_TIMEOUT_S = 7200.0
 TRANSFER_TURNS = 5
 """Scheduler and bare stream in turn: the ratio of one turn is noisy."""
 SATURATING_TICK_S = 0.25
@@ -159,12 +160,24 @@ def transfer(root: Path, *, groups: int, tokens: int) -> None:
     print(f"  scheduler / bare, MB/s        {rates[0]:.0f} / {rates[1]:.0f} = {100 * rates[0] / rates[1]:.0f} %")
 
 
+def alone(root: Path, *, generators: int, groups: int) -> None:
+    """The core alone, and the pages: what grows with generators and groups. Seconds are of CPU."""
+    folder = prepare(job(batch_groups=1, steps=1000), root / f"core-{generators}-{groups}")
+    table = answer(spawn("core", folder, generators, groups, core=0), timeout_s=CORE_TIMEOUT_S)
+    print(f"{generators:,} generators, {groups:,} groups")
+    for part, told in table.items():
+        each = f"{told['cpu_s'] / told['count'] * 1e6:>10,.0f} us each"
+        kept = f"{told['bytes']:,} bytes" if "bytes" in told else f"{told['rss_mb']:,.0f} MB resident"
+        print(f"  {part:<30} {told['count']:>9,} {each}, longest {told['max_ms']:>8,.1f} ms, {kept}")
+
+
 def main() -> None:
     """Run the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=100_000)
     parser.add_argument("--queue", type=int, default=100_000)
     parser.add_argument("--generators", type=int, default=256)
+    parser.add_argument("--groups", type=int, default=0, help="so many live groups: the core alone, without processes")
     parser.add_argument("--soak", action="store_true", help="at least a million samples; watch the memory")
     parser.add_argument("--profile", default="", help="file for the scheduler's cProfile")
     args = parser.parse_args()
@@ -177,6 +190,9 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory(prefix="streamrl-benchmark-") as directory:
         root = Path(directory)
+        if args.groups:
+            alone(root, generators=args.generators, groups=args.groups)
+            return
         if args.soak:
             throughput(root, replace(load, samples=max(SOAK_SAMPLES, args.samples), queue=20_000))
             return

@@ -25,7 +25,9 @@ from support.core_world import World
 from support.jobs import parsed_job
 
 EVENTS = tuple(
-    name for name, value in vars(Core).items() if not name.startswith("_") and callable(value) and name != "view"
+    name
+    for name, value in vars(Core).items()
+    if callable(value) and not name.startswith(("_", "is_")) and name != "view"
 )
 """Every method that takes an event."""
 READINGS = ("view", "last_step", "last_evaluation", "plan")
@@ -171,6 +173,8 @@ class ShellWorld(World):
         self.finished = self.dead
         if not self.dead:
             self.check()
+            if self.core.in_portions:
+                self.do(self.core.go_on())
 
     @property
     def dead(self) -> bool:

@@ -96,6 +96,8 @@ class Core:
         self._exported = self._failed = False
         self._ending = self._ended = recovered.ended
         self._ignored_progress = 0
+        self._is_due = False
+        """Whether events were left unsettled."""
 
     def start(self, now_s: float) -> list[Effect]:
         """First call, once. A run that had ended already answers Finished."""
@@ -124,7 +126,7 @@ class Core:
     @property
     def in_portions(self) -> bool:
         """Whether there is more to do now, too much for one event: call `go_on`, behind what has come meanwhile."""
-        portions = self._assignment.in_portions or self._components.lifecycle.in_portions
+        portions = self._is_due or self._assignment.in_portions or self._components.lifecycle.in_portions
         return portions and not (self._ending or self._failed)
 
     def go_on(self) -> list[Effect]:
@@ -187,13 +189,13 @@ class Core:
         welcome = pb.GeneratorWelcome(lease_seconds=self._settings.lease_s)
         self._outbox.to_generator(hello.generator_id, pb.GeneratorCommand(welcome=welcome))
         self._announcer.changed()
-        return self._settle()
+        return self._soon()
 
     def generator_left(self, generator_id: str) -> list[Effect]:
         """The link is closed: what the generator held is issued again."""
         self._remove(generator_id)
         self._announcer.changed()
-        return self._settle()
+        return self._soon()
 
     def generator_progress(self, generator_id: str, *, items: Sequence[pb.Progress], now_s: float) -> list[Effect]:
         """Tokens and finished samples."""
@@ -222,7 +224,7 @@ class Core:
         if generator is not None:
             self._components.fleet.loaded(generator, (version.attempt, version.step))
             self._announcer.weights_loaded(generator, (version.attempt, version.step))
-        return self._settle()
+        return self._soon()
 
     def weights_failed(self, generator_id: str, *, version: pb.VersionName, now_s: float) -> list[Effect]:
         """The generator keeps its version, or generates nothing if it could not; it is told again at the next tick."""
@@ -382,10 +384,10 @@ class Core:
             score_failures=dict(parts.lifecycle.failures),
         )
 
-    @property
-    def silent(self) -> frozenset[str]:
-        """Generators that are connected and were not heard for a lease."""
-        return frozenset(one.generator_id for one in self._components.fleet if one.silent)
+    def is_silent(self, generator_id: str) -> bool:
+        """Whether the generator is connected and was not heard for a lease."""
+        generator = self._components.fleet.get(generator_id)
+        return generator is not None and generator.silent
 
     # ---- inside: generators
 
@@ -446,8 +448,14 @@ class Core:
                 self._feed.scored(group)
         parts.planner.restore(planned)
 
+    def _soon(self) -> list[Effect]:
+        """Settle with the next portion: what bears on all generators comes from thousands at once, and is done once for those that have come."""
+        self._is_due = True
+        return self._outbox.take()
+
     def _settle(self) -> list[Effect]:
         """Do everything that the event has made possible."""
+        self._is_due = False
         if not (self._ending or self._failed):
             self._components.lifecycle.complete()
             self._announcer.advance(recorded_steps=self._feed.step)

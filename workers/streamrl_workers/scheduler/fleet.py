@@ -197,7 +197,7 @@ class Fleet:
         since_s = self.now_s - self._patience * took_s - LOAD_GRACE_S
         return {
             name: generator
-            for name, generator in self._loading.items()
+            for name, generator in min(self._loading, self.free, key=len).items()
             if generator.free > 0
             and generator.told == version != generator.version
             and not generator.failed

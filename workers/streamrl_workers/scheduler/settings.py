@@ -35,6 +35,8 @@ _PHASE_MODES: tuple[Mode, ...] = ("Colocated",)
 MIN_LOOK_AHEAD = 64
 MAX_LOOK_AHEAD = 8192
 """Prompts held ready: two batches within these bounds; texts are small, but the bound is not the user's."""
+ROW_BYTES = 8
+"""Of a token of a data set's own answer, about: its number, and its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +128,9 @@ class SchedulerSettings:
         in_order = pipeline.delivery == "Logical"
         partial_rollouts = pipeline.partial_rollouts and not in_order
         look_ahead = min(max(2 * pipeline.batch_groups, MIN_LOOK_AHEAD), MAX_LOOK_AHEAD)
+        buffer_bytes, supervised = parse_bytes(scheduling.max_buffer_bytes), spec.algorithm.supervised is not None
+        if supervised:  # prompts come with their answers
+            look_ahead = min(look_ahead, max(1, buffer_bytes // (ROW_BYTES * spec.task.sampling.max_tokens)))
         return cls(
             batch_groups=pipeline.batch_groups,
             staleness=pipeline.staleness,
@@ -137,7 +142,7 @@ class SchedulerSettings:
             evaluation_sampled=spec.task.evaluation.sampled_answers,
             evaluation_interval=spec.task.evaluation.interval_steps,
             lease_s=scheduling.lease_seconds,
-            max_buffer_bytes=parse_bytes(scheduling.max_buffer_bytes),
+            max_buffer_bytes=buffer_bytes,
             dispatch=scheduling.dispatch.key,
             dispatch_options=scheduling.dispatch.value,
             rebalance=scheduling.rebalance,
@@ -152,7 +157,7 @@ class SchedulerSettings:
             max_turns=None if spec.task.mixture else _max_turns(spec.task.tasks[0]),
             mixture=tuple(_task(task) for task in spec.task.tasks if task.name),
             shares=spec.task.shares,
-            supervised=spec.algorithm.supervised is not None,
+            supervised=supervised,
             evaluates=bool(spec.generators),
             shares_uplink=spec.weights.has_uplink and partial_rollouts,
             resampled_percent=_resampled_percent(spec.algorithm),

@@ -24,6 +24,7 @@ from typing import Any
 
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl_workers.metrics.bubbles import Part, Recorder, WallState, idle
+from streamrl_workers.process.daemon_thread import run_in_thread
 from streamrl_workers.process.shutdown import on_terminate
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankLostError
 from streamrl_workers.trainer.engines.process_group import BUILD, READY, HangGuard, join
@@ -39,7 +40,6 @@ from streamrl_workers.trainer.engines.rank_link import (
 )
 from streamrl_workers.trainer.settings import TrainerSettings
 from streamrl_workers.trainer.status import LOADING, TrainerStatus
-from streamrl_workers.trainer.step_loop import run_in_thread
 
 _ENGINE = "streamrl_workers.trainer.engines.torch_engine"
 """Loads torch: not before rank 0 is there."""

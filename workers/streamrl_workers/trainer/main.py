@@ -29,6 +29,7 @@ from streamrl.keys import DIR_CHECKPOINTS, FILE_RESULT
 from streamrl.metrics import TRAINER
 from streamrl.proto import stream_pb2 as pb
 from streamrl.text import log_to_stderr, say
+from streamrl_workers.process.daemon_thread import run_in_thread
 from streamrl_workers.process.environment_variables import pin_to_cpus
 from streamrl_workers.process.heartbeat import beat_from
 from streamrl_workers.process.shutdown import on_terminate, serve_until_told, watch_parent
@@ -44,7 +45,7 @@ from streamrl_workers.trainer.scheduler_connection import SchedulerConnection
 from streamrl_workers.trainer.session import Session
 from streamrl_workers.trainer.settings import TrainerSettings, read_settings
 from streamrl_workers.trainer.status import TrainerStatus
-from streamrl_workers.trainer.step_loop import StepLoop, offer_of, run_in_thread
+from streamrl_workers.trainer.step_loop import StepLoop, offer_of
 from streamrl_workers.weights.delta_chains import DeltaStore
 from streamrl_workers.weights.store import WeightStore
 from streamrl_workers.weights.transports import TRANSPORTS, ServerSetup, WeightServer

@@ -19,16 +19,14 @@ Invariants:
 - One version is on its way at a time, so at most one copy of the weights waits here.
 """
 
-import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from streamrl.errors import UserError
 from streamrl.keys import DIR_EXPORT
@@ -69,7 +67,6 @@ def offer_of(spec: RLJobSpec, *, server: Offer) -> Offer:
 
 
 log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 
 class Publishing:
@@ -304,28 +301,3 @@ class StepLoop:
 def _waiting(cause: str) -> WallState:
     """A trainer without a scheduler waits for a fault to end, not for another stage."""
     return WallState(part="other") if cause == "disconnected" else idle(cause)
-
-
-async def run_in_thread(function: Callable[[], _T], *, name: str) -> _T:
-    """The result of `function`, or its error. Its thread is a daemon, unlike an executor's: an error elsewhere ends the process."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
-
-    def settle(result: _T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type] # without an error it is a _T
-
-    def work() -> None:
-        try:
-            result = function()
-        except BaseException as error:  # noqa: BLE001 - handed to the awaiting task
-            loop.call_soon_threadsafe(settle, None, error)
-        else:
-            loop.call_soon_threadsafe(settle, result, None)
-
-    threading.Thread(target=work, name=name, daemon=True).start()
-    return await done

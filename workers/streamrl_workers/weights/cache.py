@@ -34,6 +34,7 @@ from typing import Any
 from streamrl.errors import UserError
 from streamrl.files import MissingFileError, open_regular
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, bytes_hash, reserved
 
 _MOST_FILES = 2**14
@@ -71,7 +72,7 @@ class WeightCache:
         self._pull = 0
         self._left_s = self._charged_s = 0.0  # of this pull's time, and when it was counted last
         self._reads = 0  # that are waited for
-        self._left_behind: list[threading.Thread] = []  # reads that nobody waits for any more
+        self._left_behind: list[Future[memoryview | None]] = []  # reads that nobody waits for any more
         self._waiting: Queue[tuple[int, str, Callable[[], None]] | None] = Queue(_MOST_FILES)
         self._writes_for: int | None = None  # the pull for which the thread is at work
         self._has_room = False  # known and used in the thread alone
@@ -97,21 +98,18 @@ class WeightCache:
         """The verified bytes of a tensor; None: they are to be had elsewhere."""
         if self._left_s <= 0 or not self._answers():
             return None
-        done: Future[memoryview | None] = Future()
-        done.set_running_or_notify_cancel()  # who stops to wait does not stop it
-        thread = threading.Thread(target=self._read_into, args=(done, entry), name="weight-cache-read", daemon=True)
         self._charge(reads=1)
+        reading = begin_in_thread(lambda: self._read(entry), name="weight-cache-read")
         try:
-            thread.start()
             async with asyncio.timeout(self._left_s):
-                data = await asyncio.wrap_future(done)
+                data = await asyncio.wrap_future(reading)
         except TimeoutError:
             self._tell(_SILENT)
             return None
         finally:
             self._charge(reads=-1)
-            if not done.done():
-                self._left_behind.append(thread)
+            if not reading.done():
+                self._left_behind.append(reading)
         if data is not None:
             self._was_read(len(data))
         return data
@@ -129,7 +127,7 @@ class WeightCache:
         self._waiting.put_nowait(None)
 
     def _answers(self) -> bool:
-        self._left_behind = [thread for thread in self._left_behind if thread.is_alive()]
+        self._left_behind = [reading for reading in self._left_behind if not reading.done()]
         if self._left_behind:
             self._tell(_SILENT)
         return not self._left_behind
@@ -154,12 +152,6 @@ class WeightCache:
             self._tried(what, call)
             del one, call  # and with them the bytes
             self._writes_for = None
-
-    def _read_into(self, done: "Future[memoryview | None]", entry: pb.TensorEntry) -> None:
-        try:
-            done.set_result(self._read(entry))
-        except BaseException as error:  # noqa: BLE001 - handed to who waits
-            done.set_exception(error)
 
     def _tried(self, what: str, call: Callable[[], None]) -> None:
         try:

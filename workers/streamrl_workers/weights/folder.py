@@ -13,22 +13,21 @@ Invariants:
 """
 
 import asyncio
-import ctypes
 import logging
+import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
 from streamrl_workers.weights.hashing import version_text
@@ -43,22 +42,21 @@ _MOST_OLDER = 8
 _LOOK_S = 0.25
 """Between two looks whether this process is to end."""
 _REQUEST_BYTES = 4 * 2**20
-"""Read at once: long enough to hide a round trip, short enough that a slow link shows what comes."""
+"""Read at once: long enough to hide a round trip, short enough that its copy holds up no event loop."""
 _ANSWER_S = 60.0
 """For these bytes."""
 _MANIFEST_BYTES = 2**28
 _MOST_CALLS = 16
 """Reads at once, those included that nobody waits for any more."""
 
+_THREAD = "weights-folder"
 _log = logging.getLogger("streamrl.weights")
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class _Written:
-    contents: frozenset[str]  # names
-    at_s: float
+    contents: set[str]  # names
+    until_s: float = math.inf  # known once it is not among the newest
 
 
 class FolderWeightServer:
@@ -102,7 +100,7 @@ class FolderWeightServer:
         until_s, backoff = self._clock() + self._timeout_s, Backoff()
         reason = "it hangs"
         while True:
-            work = _apart(self._write, version)
+            work = begin_in_thread(lambda: self._write(version), name=_THREAD)
             while not wait([work], _LOOK_S).done:
                 if ended():
                     return False
@@ -137,23 +135,18 @@ class FolderWeightServer:
             assert manifest is not None, "it was published just now"
             sizes = {_content(tensor.hash): tensor.size_bytes for tensor in manifest.tensors if tensor.size_bytes}
             sizes |= {_content(delta.hash): delta.size_bytes for delta in manifest.deltas}
-            missing = deque(name for name, size in sizes.items() if self._there.get(name) != size)
-            streams = [_apart(self._write_contents, missing) for _ in range(min(_STREAMS, len(missing)))]
+            missing = iter([name for name, size in sizes.items() if self._there.get(name) != size])
+            streams = [begin_in_thread(lambda: self._write_contents(missing), name=_THREAD) for _ in range(_STREAMS)]
             wait(streams)
             for stream in streams:
                 stream.result()
             name = f"{_VERSIONS}/{version_text(version)}"
             self._put(name, memoryview(manifest.SerializeToString()))
-        self._kept.pop(name, None)
-        self._kept[name] = _Written(contents=frozenset(sizes), at_s=self._clock())
+        self._kept[name] = _Written(set(sizes))
         self._clean()
 
-    def _write_contents(self, names: deque[str]) -> None:
-        while names:
-            try:
-                name = names.popleft()
-            except IndexError:  # another stream has it
-                return
+    def _write_contents(self, names: Iterator[str]) -> None:
+        for name in names:  # the streams share them
             data = self._store.content(bytes.fromhex(name.removeprefix(f"{_CONTENT}/")))
             assert data is not None, "the version is being pulled"
             self._put(name, data)
@@ -168,29 +161,21 @@ class FolderWeightServer:
     def _clean(self) -> None:
         """Delete what no kept version needs; what cannot be deleted now is deleted with the next version."""
         assert self._there is not None
-        for name in self._too_old():
-            del self._kept[name]
+        now_s, older = self._clock(), list(self._kept)[: -self._newest_kept]
+        for place, name in enumerate(older, start=_MOST_OLDER - len(older)):
+            kept = self._kept[name]
+            kept.until_s = min(kept.until_s, now_s + self._timeout_s)
+            if place < 0 or kept.until_s <= now_s:
+                del self._kept[name]
         needed = {*self._kept}.union(*(kept.contents for kept in self._kept.values()))
-        unneeded = sorted(self._there.keys() - needed, key=lambda name: name.startswith(f"{_CONTENT}/"))
-        first = [name for name in unneeded if not name.startswith(f"{_CONTENT}/")]
         try:
-            for names in (first, unneeded[len(first) :]):
+            for folder in (_VERSIONS, _CONTENT):
+                names = [name for name in self._there.keys() - needed if name.startswith(folder)]
                 self._folder.delete(names)
                 for name in names:
                     del self._there[name]
         except (StoreUnavailableError, UserError, OSError) as error:
             _log.warning("old weights stay for now: %s", error)
-
-    def _too_old(self) -> list[str]:
-        """The kept versions that a pull which is in time does not need any more."""
-        names, now_s = list(self._kept), self._clock()
-        older = names[: -self._newest_kept]
-        successors = names[self._newest_kept :]  # each one left the newest when this one came
-        return [
-            name
-            for place, (name, successor) in enumerate(zip(older, successors, strict=True))
-            if place < len(older) - _MOST_OLDER or now_s - self._kept[successor].at_s >= self._timeout_s
-        ]
 
 
 class FolderSource:
@@ -215,10 +200,10 @@ class FolderSource:
     async def fetch(self, piece: Piece, *, arrived: Callable[[int], None]) -> None:
         while piece.begin < piece.end:
             end = min(piece.end, piece.begin + _REQUEST_BYTES)
-            target = piece.buffer[piece.begin : end]
-            data = await self._read(_content(piece.hash), begin=piece.begin, end=end, target=target)
-            if len(data) != len(target):
+            data = await self._read(_content(piece.hash), begin=piece.begin, end=end)
+            if len(data) != end - piece.begin:
                 raise SourceRefusedError(f"{piece.hash.hex()} ends at {piece.begin + len(data)} of its bytes")
+            piece.buffer[piece.begin : end] = data
             piece.begin = end
             arrived(len(data))
 
@@ -229,14 +214,12 @@ class FolderSource:
     async def close(self) -> None:
         self.abort()
 
-    async def _read(self, name: str, *, begin: int, end: int, target: memoryview | None = None) -> bytes:
-        """These bytes, which are in `target` too."""
+    async def _read(self, name: str, *, begin: int, end: int) -> bytes:
         if self._given_up.done():
             raise SourceBrokenError("it was given up")
         if not _calls.acquire(blocking=False):
             raise SourceBrokenError(f"{_MOST_CALLS} reads hang")
-        into = None if target is None else _Target(target)
-        work = _apart(_read, self._url, name, begin=begin, end=end, into=into)
+        work = begin_in_thread(lambda: _read(self._url, name, begin=begin, end=end), name=_THREAD)
         work.add_done_callback(lambda _: _calls.release())
         reading = asyncio.wrap_future(work)
         try:
@@ -244,37 +227,15 @@ class FolderSource:
             if not reading.done():
                 raise SourceBrokenError("it was given up" if self._given_up.done() else f"no answer in {_ANSWER_S:g} s")
             data = reading.result()
-        except (StoreUnavailableError, OSError) as error:
+        except (StoreUnavailableError, OSError, RuntimeError) as error:  # of the last there was no thread
             raise SourceBrokenError(str(error)) from None
         except UserError as error:
             raise SourceRefusedError(str(error)) from None
         finally:
             reading.cancel()
-            if into is not None:
-                into.give_up()
         if data is None:
             raise NotKeptError(f"{name} is not there")
         return data
-
-
-class _Target:
-    """Memory that is filled by a thread, until it is given up."""
-
-    def __init__(self, memory: memoryview) -> None:
-        self._memory: memoryview | None = memory
-        self._lock = threading.Lock()
-
-    def fill(self, data: bytes) -> None:
-        """Copy as many bytes as fit. Pages that are touched first take long: other threads run meanwhile."""
-        with self._lock:
-            if self._memory is not None and data:
-                size = min(len(data), len(self._memory))
-                ctypes.memmove((ctypes.c_char * size).from_buffer(self._memory), data, size)
-
-    def give_up(self) -> None:
-        """Nothing is written any more."""
-        with self._lock:
-            self._memory = None
 
 
 _calls = threading.BoundedSemaphore(_MOST_CALLS)
@@ -286,34 +247,14 @@ def _opened(url: str) -> ObjectFolder:
     return ObjectFolder.at(url, field=FIELD, takes_disk=True)
 
 
-def _read(url: str, name: str, *, begin: int, end: int, into: "_Target | None") -> bytes | None:
+def _read(url: str, name: str, *, begin: int, end: int) -> bytes | None:
     data = _opened(url).read(name, begin=begin, end=end)
     if data is None and url.startswith("/") and not Path(url).is_dir():
         raise UserError(
             field=FIELD, rule="is not mounted here", got=url, fix="mount the trainer's directory at its path"
         )
-    if into is not None and data is not None:
-        into.fill(data)
     return data
 
 
 def _content(content_hash: bytes) -> str:
     return f"{_CONTENT}/{content_hash.hex()}"
-
-
-def _apart(call: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> "Future[_T]":
-    """Its result, by a thread of its own."""
-    done: Future[_T] = Future()
-    done.set_running_or_notify_cancel()  # who stops to wait does not stop it
-
-    def work() -> None:
-        try:
-            done.set_result(call(*args, **options))
-        except BaseException as error:  # noqa: BLE001 - handed to who waits
-            done.set_exception(error)
-
-    try:
-        threading.Thread(target=work, name="weights-folder", daemon=True).start()
-    except RuntimeError as error:  # no thread for it
-        done.set_exception(StoreUnavailableError(str(error)))
-    return done

@@ -33,7 +33,7 @@ def test_a_dead_generators_samples_go_on_from_their_tokens():
     info = pb.GeneratorHello(
         generator_id="g9", instance="x", pool="p", slots=12, version=pb.VersionName(step=0, attempt=1)
     )
-    again = issued(run.core.generator_joined(info, now_s=0.0))
+    again = issued([*run.core.generator_joined(info, now_s=0.0), *run.core.go_on()])
     (resumed,) = [r for r in again if (r.group_id, r.sample_index) == (request.group_id, request.sample_index)]
     assert resumed.lease != lease
     assert resumed.seed == request.seed
@@ -100,7 +100,7 @@ def _first_requests(run: World) -> list[pb.SampleRequest]:
     run.trainer.inbox.clear()
     name = pb.VersionName(attempt=1, step=0)
     run.core.published(pb.Published(version=name), address="h:1")
-    return issued(run.core.weights_loaded("g0", version=name, now_s=0.0))
+    return issued([*run.core.weights_loaded("g0", version=name, now_s=0.0), *run.core.go_on()])
 
 
 def test_a_group_is_handed_over_only_when_it_is_durable():

@@ -28,8 +28,8 @@ MODES: dict[str, dict[str, Any]] = {
     "Batch": {"staleness": 1, "whole_batches": True},
 }
 TARGETS = (*EVENTS, *READINGS, *EFFECTS, *RECORDS)
-UNREACHED = {"plan", "go_on"}
-"""Read by the status page alone; called where prompts are long."""
+UNREACHED = {"plan"}
+"""Read by the status page alone."""
 ROUNDS = 300
 
 

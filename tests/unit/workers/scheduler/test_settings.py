@@ -3,7 +3,7 @@
 import pytest
 
 from streamrl.spec import parse_job
-from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.scheduler.settings import ROW_BYTES, SchedulerSettings
 
 
 def job_settings(**spec) -> SchedulerSettings:
@@ -36,6 +36,14 @@ def test_settings_from_a_job():
     )
     assert found.max_buffer_bytes == 256 * 2**20
     assert found.draws_per_step == 1
+
+
+def test_rows_with_answers_are_held_ready_within_the_buffer():
+    bounded = {"scheduling": {"maxBufferBytes": "1Ki"}, "algorithm": {"supervised": {}}}
+    task = {"dataset": {"jsonl": {"path": "x.jsonl"}}, "sampling": {"maxTokens": 5}, "groupSize": 1, "rewards": []}
+    pipeline = {"mode": "StreamSync", "batchGroups": 4, "steps": 9}
+    found = job_settings(task=task, pipeline=pipeline, generators=[], **bounded)
+    assert found.prompt_look_ahead * found.sampling.max_tokens * ROW_BYTES <= 1024 < 64 * 5 * ROW_BYTES
 
 
 @pytest.mark.parametrize(

@@ -220,6 +220,7 @@ class Connections:
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
+        self._pools = Counter[str]()
         self._stop: str | None = None
         self._trainer_told = False
         self._changed = asyncio.Event()
@@ -231,7 +232,7 @@ class Connections:
 
     def pools(self) -> Counter[str]:
         """Pool -> its connected generators; the trainer stands under ""."""
-        return Counter(entry.pool for entry in self._entries.values())
+        return +self._pools
 
     def count(self, pools: Iterable[str]) -> None:
         """Count the traffic of these pools; a peer may name any other."""
@@ -271,7 +272,9 @@ class Connections:
         old = self._entries.pop(entry.name, None)
         if old is not None:
             old.link.end()
+            self._pools[old.pool] -= 1
         self._entries[entry.name] = entry
+        self._pools[entry.pool] += 1
         self.on_change()
         return old
 
@@ -280,6 +283,7 @@ class Connections:
         if self._entries.get(entry.name) is not entry:
             return False
         del self._entries[entry.name]
+        self._pools[entry.pool] -= 1
         self.on_change()
         self._changed.set()
         return True

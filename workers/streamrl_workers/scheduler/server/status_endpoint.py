@@ -59,6 +59,8 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 _TAIL_BYTES = 65_536
 """The last line of a file is looked for in so many bytes at its end."""
 _COST_DIGITS = 9
+_MOST_LISTED = 1024
+"""Generators on the page one by one: more would be more than the operator reads. Sums, rates and pools are of all."""
 log = logging.getLogger(__name__)
 
 
@@ -203,7 +205,7 @@ class StatusEndpoint:
                 "generators": _walls([entry.heartbeat for entry in entries]),
                 "trainer": _walls([] if trainer is None else [trainer.heartbeat]),
             },
-            "generators": [_generator(entry) for entry in entries],
+            "generators": [_generator(entry) for entry in entries[:_MOST_LISTED]],
             "trainer": _trainer(trainer),
             "scaling": scaling(
                 view, generators=entries, trainer=trainer, clock=self._step_clock, now_s=time.monotonic()

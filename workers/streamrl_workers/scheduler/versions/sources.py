@@ -55,40 +55,44 @@ class WeightSources:
         self._waiting: set[str] = set()
         """Those that have nothing from their source, of what they were told last."""
         self._sources: dict[str, WeightPeer | None] = {}
+        self._is_new = False
+        """Whether the order is another than that of the sources."""
 
     def joined(self, hello: pb.GeneratorHello) -> None:
         """A generator is there, behind all others."""
         self._order[hello.generator_id] = WeightPeer(
             generator_id=hello.generator_id, cluster=hello.cluster, address=hello.weights_address
         )
-        self._choose()
+        self._is_new = True
 
     def left(self, generator_id: str) -> None:
         """A generator is gone, or says no word any more."""
-        if self._order.pop(generator_id, None) is not None:
-            self._choose()
+        self._is_new |= self._order.pop(generator_id, None) is not None
+        self._waiting.discard(generator_id)
 
     def of(self, generator_id: str) -> WeightPeer | None:
         """Its source; None: the trainer."""
-        return self._sources.get(generator_id)
+        return self._chosen().get(generator_id)
 
     def stalled(self, generator_id: str) -> None:
         """Nothing comes from its source. The first of a row that gets nothing is put behind the others; who waits for one that waits is not asked."""
         if generator_id not in self._order:
             return
-        source = self._sources[generator_id]
+        source = self._chosen()[generator_id]
         self._waiting.add(generator_id)
         guilty = generator_id if source is None else source.generator_id
         if source is not None and guilty in self._waiting:
             return
         self._order[guilty] = self._order.pop(guilty)
-        self._choose()
+        self._is_new = True
 
     def advanced(self, generator_id: str) -> None:
         """It has what it was told of."""
         self._waiting.discard(generator_id)
 
-    def _choose(self) -> None:
-        before, self._sources = self._sources, choose_sources(list(self._order.values()))
-        unchanged = {one for one, source in self._sources.items() if one in before and before[one] == source}
-        self._waiting &= unchanged
+    def _chosen(self) -> dict[str, WeightPeer | None]:
+        """Chosen when somebody asks: thousands come at once, and each choice is for all."""
+        if self._is_new:
+            before, self._sources, self._is_new = self._sources, choose_sources(list(self._order.values())), False
+            self._waiting &= {one for one, source in self._sources.items() if one in before and before[one] == source}
+        return self._sources
