@@ -39,8 +39,8 @@ REGISTRIES: dict[type[OneOf], Collection[str]] = {
     TrainerEngine: TRAINER_ENGINES,
     Weights: TRANSPORTS,
 }
-WITHOUT_REGISTRY = {"EnvFrom", "EnvSource", "FrozenModel", "Model", "ResourceClaim", "Speculation", "Volume"}
-"""Choices that are no plug-ins: a model is a place to load from, speculation is vLLM's own, parts of pods are Kubernetes'."""
+WITHOUT_REGISTRY = {"AnswerWeights", "EnvFrom", "EnvSource", "FrozenModel", "Model", "ResourceClaim", "Speculation", "Volume"}
+"""Choices that are no plug-ins: a model is a place to load from, speculation is vLLM's own, parts of pods are Kubernetes', weights of answers the task pool's."""
 
 
 @pytest.mark.parametrize("union", REGISTRIES, ids=lambda union: union.__name__)

@@ -87,17 +87,13 @@ class Core:
             lengths=lengths,
         )
         self._assignment = Assignment(self._components)
-        self._rebalance = (
-            None
-            if settings.rebalance is None
-            else Rebalancer(self._components, options=settings.rebalance, lengths=lengths).look
-        )
+        self._rebalance = None
+        if settings.rebalance is not None:
+            self._rebalance = Rebalancer(self._components, options=settings.rebalance, lengths=lengths).look
         self._components.lifecycle.on_scored = self._feed.scored
-        self._exported = self._failed = False
+        self._exported = self._failed = self._is_due = False  # due: events were left unsettled
         self._ending = self._ended = recovered.ended
         self._ignored_progress = 0
-        self._is_due = False
-        """Whether events were left unsettled."""
 
     def start(self, now_s: float) -> list[Effect]:
         """First call, once. A run that had ended already answers Finished."""
@@ -386,8 +382,7 @@ class Core:
 
     def is_silent(self, generator_id: str) -> bool:
         """Whether the generator is connected and was not heard for a lease."""
-        generator = self._components.fleet.get(generator_id)
-        return generator is not None and generator.silent
+        return (one := self._components.fleet.get(generator_id)) is not None and one.silent
 
     # ---- inside: generators
 
