@@ -98,15 +98,15 @@ def load_empty(model_path: str) -> PreTrainedModel:
 def load_model(model_path: str) -> PreTrainedModel:
     """The causal language model with its weights, in eval mode. Weights that are absent are refused, not made up."""
     if side_path_of(load_config(model_path)) is not None:
-        model = load_structure(model_path)
-        _translated(lambda: load_with_side_path(model, model_path), what="model", path=model_path)
-        return model
+        built = load_structure(model_path)
+        _translated(lambda: load_with_side_path(built, model_path), what="model", path=model_path)
+        return built
     loaded: Any = _translated(
         lambda: AutoModelForCausalLM.from_pretrained(model_path, dtype=DTYPE, output_loading_info=True, **_SAFE),
         what="model",
         path=model_path,
     )
-    model = loaded[0]
+    model: PreTrainedModel = loaded[0]
     if absent := sorted(map(str, loaded[1]["missing_keys"])):
         raise UserError(
             field=f"model {model_path}",
