@@ -98,9 +98,9 @@ def load_empty(model_path: str) -> PreTrainedModel:
 def load_model(model_path: str) -> PreTrainedModel:
     """The causal language model with its weights, in eval mode. Weights that are absent are refused, not made up."""
     if side_path_of(load_config(model_path)) is not None:
-        empty = load_structure(model_path)
-        _translated(lambda: load_with_side_path(empty, model_path), what="model", path=model_path)
-        return empty
+        built = load_structure(model_path)
+        _translated(lambda: load_with_side_path(built, model_path), what="model", path=model_path)
+        return built
     loaded: Any = _translated(
         lambda: AutoModelForCausalLM.from_pretrained(model_path, dtype=DTYPE, output_loading_info=True, **_SAFE),
         what="model",

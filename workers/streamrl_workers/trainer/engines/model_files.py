@@ -18,7 +18,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -100,8 +99,10 @@ def export(
             _lora().save_adapters(model, directory / _ADAPTER_FOLDER, writes=writes)
         if writes:
             plain = _plain(model, merged(published), dtype=published_dtype(precision))
-            save = plain.save_pretrained if side_path_of(plain.config) is None else partial(save_with_side_path, plain)
-            save(directory)
+            if side_path_of(plain.config) is None:
+                plain.save_pretrained(directory)
+            else:
+                save_with_side_path(plain, directory)
             tokenizer.save_pretrained(directory)
     except SafetensorError as error:  # how a full disk shows
         raise OSError(errno.EIO, str(error)) from error
