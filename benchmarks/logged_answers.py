@@ -2,8 +2,7 @@
 
     python benchmarks/logged_answers.py [--prompts 800] [--steps 120] [--seeds 0 1 2] [--only best "dual generator"]
 
-The log: the README's warmed-up model answers each of `--prompts` prompts eight times, right in two of five answers, and in one of five
-where a sum has more than two terms. Each variant learns from it for the same steps, from the same model, in one process: rows, weights
+The log: the README's warmed-up model answers each of `--prompts` prompts eight times; about half are right. Each variant learns from it for the same steps, from the same model, in one process: rows, weights
 and trainer are those of a job with `algorithm.supervised`. Prints what the log and the variants earn on held-out prompts, by greedy answers
 and by sampled ones; then, with `--online N`, by greedy ones behind N more steps of `grpo` from there.
 
