@@ -73,5 +73,5 @@ def test_token_loss_equals_a_plain_loop(tokens, low, high, cap):
 
 
 def test_an_unknown_algorithm_lists_the_known():
-    with pytest.raises(ValueError, match="known are: archer, dapo, drGrpo, grpo, gspo"):
+    with pytest.raises(ValueError, match="known are: archer, dapo, distillation, drGrpo, grpo, gspo"):
         algorithm_class("ppo2")

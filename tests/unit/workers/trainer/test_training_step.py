@@ -32,6 +32,7 @@ RULES = {
     "reinforcePP": {"epochs": 2, "miniBatches": 3, "referenceKl": {}},
     "ppo": {"epochs": 2, "miniBatches": 2, "referenceKl": {}},
     "trajectoryBalance": {"beta": 0.1},
+    "distillation": {"teacher": {"path": {"directory": "teacher"}}, "rewardWeight": 1.0},
     "archer": {"epochs": 2, "miniBatches": 2, "referenceKl": {}},
     "supervised": {},
 }
