@@ -214,6 +214,7 @@ def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
     from streamrl_workers.generator.engines import engine_kind
     from streamrl_workers.models.load import load_model
     from streamrl_workers.models.published import Parameters
+    from streamrl_workers.models.side_path import add_side_path
 
     model_path = required(os.environ, ENV_MODEL_PATH)
     options = EngineOptions(
@@ -222,11 +223,14 @@ def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
         threads=integer(os.environ, ENV_THREADS),
         add_special_tokens=not spec.task.has_chat,
         precision=spec.trainer.precision,
+        sherl=spec.trainer.sherl,
     )
     engine = engine_kind(pool.engine.key).create(options)
     model = load_model(model_path)
     if spec.trainer.precision == "BF16":
         model.bfloat16()
+    if spec.trainer.sherl is not None:
+        add_side_path(model, spec.trainer.sherl)
     engine.load_weights(version=0, tensors=Parameters(model).snapshot())
     return engine
 

@@ -125,15 +125,18 @@ def _add(model: PreTrainedModel, spec: Sherl) -> None:
     path = SidePath(early=early, hidden=model.config.get_text_config().hidden_size, width=spec.width, like=like)
     decoder.side_path = path
     for place, layer in enumerate(layers[: early + 1]):
-        layer.register_forward_pre_hook(_hook(path, place))
+        layer.register_forward_pre_hook(_Hook(path, place))
     setattr(model.config, _MARK, spec.model_dump(by_alias=True))
 
 
-def _hook(path: SidePath, place: int) -> Any:  # noqa: ANN401 - torch's type of hooks
-    def hook(_: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (path.before(place, given[0]), *given[1:])
+class _Hook:
+    """Before a layer. An object, since a copy of the model copies it: a function would stay with the first model's path."""
 
-    return hook
+    def __init__(self, path: SidePath, place: int) -> None:
+        self._path, self._place = path, place
+
+    def __call__(self, _: torch.nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self._path.before(self._place, given[0]), *given[1:])
 
 
 def _shown(spec: Sherl) -> str:

@@ -305,7 +305,9 @@ def _open_task(
 
 
 def _choose_rows(source: QuestionSource, supervised: SupervisedSpec, *, rewards: RowRewards) -> None:
-    """Leave out what earned too little, and then what weighs nothing."""
+    """Leave out what nobody could score, what earned too little, and then what weighs nothing."""
+    if isinstance(source, RowSource) and (name := supervised.reward_field) is not None:
+        source.keep(lambda question: question.metadata.get(name, 0.0) is not None)
     if supervised.min_reward is None and supervised.weights is None:
         return
     field = f"{SUPERVISED_FIELD}.{'weights' if supervised.min_reward is None else 'minReward'}"

@@ -1,5 +1,6 @@
 """The side path: begins as nothing, is its formula, takes the gradients of plain autograd and keeps less; its file; what it refuses."""
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,16 @@ def test_a_model_begins_as_it_was(kind: str) -> None:
         assert torch.equal(model(TOKENS).logits, before)
         _moved(model)
         assert not torch.allclose(model(TOKENS).logits, before, atol=1e-3)
+
+
+def test_a_copy_has_a_path_of_its_own() -> None:
+    model = make("llama", seed=1).eval()
+    train_side_path(model, SPEC)
+    copy = deepcopy(model)
+    with torch.no_grad():
+        before = copy(TOKENS).logits
+        _moved(model)
+        assert torch.equal(copy(TOKENS).logits, before)
 
 
 def test_it_is_its_formula() -> None:

@@ -105,6 +105,7 @@ def test_weights_leave_out_what_weighs_nothing_and_compare_what_is_left(base: Pa
         for prompt, earned in rewards.items()
         for number, reward in enumerate(earned)
     ]
+    rows.append({"prompt": "4+4=", "completion": "9", "reward": None})  # nobody could score it
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def weights(**supervised: Any) -> dict[tuple[str, float], float]:

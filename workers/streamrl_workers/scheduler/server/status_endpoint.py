@@ -59,7 +59,7 @@ EVALUATIONS_FILE = "evaluations.jsonl"
 _TAIL_BYTES = 65_536
 """The last line of a file is looked for in so many bytes at its end."""
 _COST_DIGITS = 9
-_MOST_LISTED = 1024
+_MOST_LISTED = 2048
 """Generators on the page one by one: more would be more than the operator reads. Sums, rates and pools are of all."""
 log = logging.getLogger(__name__)
 
