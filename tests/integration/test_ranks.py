@@ -50,8 +50,13 @@ def _steps(engine: TrainEngine, *, first: int = 0, count: int = STEPS) -> list[d
         ),
         ("grpo", {"lora": {"rank": 4}, "algorithm": KL}, {"activationCheckpointing": True}),
         ("ppo", {"sherl": {"lateLayers": 1, "width": 4}, "algorithm": KL}, {"activationCheckpointing": True}),
+        (
+            "archer",
+            {**SMALL, "algorithm": {"epochs": 2, "miniBatches": 2, "critic": {"targetRate": 0.5}, **KL}},
+            {"activationCheckpointing": True},
+        ),
     ],
-    ids=["grpo", "ppo", "lora", "sherl"],
+    ids=["grpo", "ppo", "lora", "sherl", "archer"],
 )
 def test_two_ranks_equal_one(
     tmp_path: Path, model: Path, rule: str, job: dict[str, Any], only_two: dict[str, Any]

@@ -84,7 +84,7 @@ def listen(
     values = critic.head(critic.body(input_ids=inputs).last_hidden_state)[0]
     copied = None
     if hasattr(critic, "target"):
-        copied = critic.target["head"](critic.target["body"](input_ids=inputs).last_hidden_state)[0].tolist()
+        copied = critic.target.head(critic.target.body(input_ids=inputs).last_hidden_state)[0].tolist()
     place = 0
     for segment in segments:
         for _ in range(segment.tokens):

@@ -49,7 +49,7 @@ def tiny_critic(kind: type[ValueModel] = ValueModel) -> ValueModel:
     critic = kind.of(tiny_model(CRITIC_SEED))
     torch.nn.init.normal_(critic.head.weight, std=0.3)
     if isinstance(critic, UtteranceValueModel):
-        torch.nn.init.normal_(critic.target["head"].weight, std=0.3)
+        torch.nn.init.normal_(critic.target.head.weight, std=0.3)
     return critic.eval()
 
 

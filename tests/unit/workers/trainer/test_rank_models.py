@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Qwen2Config
 
 from streamrl.errors import UserError
@@ -20,7 +21,7 @@ from streamrl_workers.models.load import load_empty, load_model, load_structure
 from streamrl_workers.models.published import as_tensor, merged
 from streamrl_workers.trainer.engines import lora, model_files, sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup
-from streamrl_workers.trainer.engines.forward import Forward, make_batch
+from streamrl_workers.trainer.engines.forward import Forward, UtteranceValueModel, make_batch
 from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.packing import pack_sample
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models, create
@@ -115,6 +116,28 @@ def test_with_cpu_offload_a_rank_alone_trains_alike(model: Path, tmp_path: Path,
     theirs = offloaded.tensors()
     for name, published in plain.tensors().items():
         torch.testing.assert_close(as_tensor(published), as_tensor(theirs[name]), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_left")
+def test_a_pass_gathers_a_block_and_no_copy_that_it_does_not_use(model: Path) -> None:
+    spec = trainer_spec(rule="archer", cpuOffload=True)
+    critic = build_models(spec, model_path=str(model), device=CPU, mesh=sharding.mesh_of_one(CPU)).critic
+    assert isinstance(critic, UtteranceValueModel)
+    gathered: list[set[str]] = []
+
+    def look(*_: Any) -> None:
+        gathered.append({name for name, p in critic.named_parameters() if not isinstance(p, DTensor)})
+
+    for body in (critic.body, critic.target.body):
+        body.get_submodule("layers.0.mlp").register_forward_pre_hook(look)
+    with torch.no_grad():
+        for target in (False, True):
+            critic(_batch().inputs_BL, target=target)
+    root = {name for name in gathered[0] if ".layers." not in name}
+    block = {name for name in gathered[0] - root if name.startswith("body.layers.0.")}
+    assert gathered[0] == root | block
+    assert {"head.weight", "body.embed_tokens.weight"} <= root
+    assert gathered[1] == root | {f"target.{name}" for name in gathered[0]}
 
 
 def test_without_a_compiler_compile_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

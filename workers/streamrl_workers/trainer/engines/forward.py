@@ -179,22 +179,18 @@ class UtteranceValueModel(ValueModel):
     def __init__(self, body: torch.nn.Module, *, hidden_size: int) -> None:
         super().__init__(body, hidden_size=hidden_size)
         torch.nn.init.normal_(self.head.weight, std=_HEAD_STD)
-        self.target = torch.nn.ModuleDict({"body": deepcopy(body), "head": deepcopy(self.head)})
-        self.target.requires_grad_(requires_grad=False)
+        self.target = deepcopy(self).requires_grad_(requires_grad=False)
 
     def forward(self, inputs_BL: torch.Tensor, *, target: bool = False) -> torch.Tensor:
         """Values [B, L, heads], or those of the copy."""
-        if not target:
-            return super().forward(inputs_BL)
-        hidden_BLH = self.target["body"](input_ids=inputs_BL, use_cache=False).last_hidden_state
-        values: torch.Tensor = self.target["head"](hidden_BLH).to(torch.float32, copy=True)
+        values: torch.Tensor = self.target(inputs_BL) if target else super().forward(inputs_BL)
         return values
 
     @torch.no_grad()
     def follow(self, rate: float) -> None:
         """Move the copy by this share of its way to the model."""
         for name in ("body", "head"):
-            followers, leaders = (list(map(local, m.parameters())) for m in (self.target[name], getattr(self, name)))
+            followers, leaders = (list(map(local, getattr(m, name).parameters())) for m in (self.target, self))
             torch._foreach_lerp_(followers, leaders, rate)
 
 

@@ -39,7 +39,7 @@ from streamrl_workers.trainer.engines.engine import RankEnvironment
 
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The transformer blocks: the list of modules with the most parameters."""
+    """The transformer blocks: the list of modules with the most parameters. Of equal ones the first: a copy's stay as they are."""
     lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
     largest = max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=())
     return list(largest)
@@ -68,8 +68,12 @@ def _lasting(model: torch.nn.Module) -> list[torch.Tensor]:
 def shard(model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None, offload: bool) -> None:
     """Shard in place, block by block. `compute`: format of passes, None = that of the weights; gradients are summed in float32.
 
+    A copy within the model (a part of its own kind) is sharded as a model: only its own passes gather it.
     `offload`: shards, their gradients and so their optimiser lie in main memory.
     """
+    for part in model.children():
+        if isinstance(part, type(model)):
+            shard(part, mesh=mesh, compute=compute, offload=offload)
     settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
     if compute is not None:
         settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
