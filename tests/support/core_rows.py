@@ -8,13 +8,18 @@ from streamrl_workers.stream.packing import pack_int32
 from streamrl_workers.tasks.values import Demonstration, NeedPrompts, Prompt, ShownSegment
 
 
+def prompt_text(index: int, *, split: str = "train") -> str:
+    """Few different ones."""
+    return f"{split} {index % 5}"
+
+
 def prompts_of(need: NeedPrompts, *, supervised: bool) -> list[Prompt]:
-    """As the task pool answers; few different texts."""
+    """As the task pool answers."""
     return [
         Prompt(
             split=need.split,
             index=index,
-            text=f"{need.split} {index % 5}",
+            text=prompt_text(index, split=need.split),
             demonstration=_demonstration(index) if supervised else None,
         )
         for index in range(need.first_index, need.first_index + need.count)

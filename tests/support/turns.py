@@ -6,7 +6,7 @@ from zlib import crc32
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.settings import SchedulerSettings
-from streamrl_workers.stream.packing import pack_float32, unpack_float32, unpack_int32
+from streamrl_workers.stream.packing import pack_float32, tokens_hash, unpack_float32, unpack_int32
 
 TURN_TOKEN, OBSERVED_TOKEN, CONTEXT_TOKEN = (number.to_bytes(4, "little") for number in (1, 2, 3))
 """The world's models say 1, its environments say 2, and the prompts of later contexts are of 3."""
@@ -21,7 +21,12 @@ def drawn_logprob(before: bytes) -> float:
 
 def _prompt_tokens(request: pb.SampleRequest) -> bytes:
     is_context = set(request.prompt) == {CONTEXT_CHAR}
-    return CONTEXT_TOKEN * len(request.prompt) if is_context else bytes(8)
+    return CONTEXT_TOKEN * len(request.prompt) if is_context else tokens_of(request.prompt)
+
+
+def tokens_of(prompt: str) -> bytes:
+    """Two, which tell texts apart."""
+    return bytes(4) + (crc32(prompt.encode()) >> 1).to_bytes(4, "little")
 
 
 def next_token(request: pb.SampleRequest, *, version: tuple[int, int], finish: str) -> pb.Progress:
@@ -82,7 +87,8 @@ def _last_turn(sample: pb.Sample) -> pb.TurnState:
     for segment in takewhile(lambda one: not one.context, sample.segments):
         places += [place] * (not segment.observation)
         place += segment.tokens
-    return pb.TurnState(prompt_index=sample.group_id, tokens=sample.tokens[: 4 * places[-1]])
+    tokens, is_of = sample.tokens[: 4 * places[-1]], tokens_hash(sample.prompt_tokens)
+    return pb.TurnState(prompt_index=sample.group_id, tokens=tokens, prompt_hash=is_of)
 
 
 def _versions(trajectory: pb.Sample, segments: Iterable[pb.Segment]) -> Iterator[set[int]]:

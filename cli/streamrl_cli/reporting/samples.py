@@ -60,7 +60,8 @@ class ShownSample:
         """Its numbers on a line."""
         sample = self.sample
         parts = ", ".join(f"{name} {value:g}" for name, value in sorted(sample.reward_parts.items()))
-        reward = f"no reward ({sample.reward_error})" if self.reward is None else f"reward {self.reward:g}"
+        why = "a turn drawn anew" if sample.resampled else sample.reward_error
+        reward = f"no reward ({why})" if self.reward is None else f"reward {self.reward:g}"
         told = [f"{reward}{f' ({parts})' if len(sample.reward_parts) > 1 else ''}"]
         told += [] if self.advantage is None else [f"advantage {self.advantage:+.3g}"]
         told.append(f"{completion_tokens(sample)} tokens, ended by {sample.finish_reason or 'nothing'}")
@@ -100,6 +101,7 @@ class ShownSample:
             "reward": _number(self.reward),
             "reward_parts": {name: _number(value) for name, value in sorted(sample.reward_parts.items())},
             "reward_error": sample.reward_error or None,
+            "resampled": sample.resampled,
             "advantage": _number(self.advantage),
             "finish_reason": sample.finish_reason,
             "generator": sample.generator_id,

@@ -210,12 +210,14 @@ class Sample(_message.Message):
     def __init__(self, group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., reward_error: _Optional[str] = ..., generator_id: _Optional[str] = ..., generate_s: _Optional[float] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., ended_at: _Optional[float] = ..., weight: _Optional[float] = ..., resampled: _Optional[bool] = ...) -> None: ...
 
 class TurnState(_message.Message):
-    __slots__ = ("prompt_index", "tokens")
+    __slots__ = ("prompt_index", "tokens", "prompt_hash")
     PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_HASH_FIELD_NUMBER: _ClassVar[int]
     prompt_index: int
     tokens: bytes
-    def __init__(self, prompt_index: _Optional[int] = ..., tokens: _Optional[bytes] = ...) -> None: ...
+    prompt_hash: bytes
+    def __init__(self, prompt_index: _Optional[int] = ..., tokens: _Optional[bytes] = ..., prompt_hash: _Optional[bytes] = ...) -> None: ...
 
 class GeneratorEvent(_message.Message):
     __slots__ = ("hello", "progress", "heartbeat", "weights_loaded", "weights_failed", "drained", "weights_stalled", "leaving")

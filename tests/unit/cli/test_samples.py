@@ -96,6 +96,14 @@ def test_the_prompt_of_a_later_context_is_named_so() -> None:
     assert (found.document()["contexts"], found.document()["segments"][3]["context"]) == ([1], True)
 
 
+def test_a_turn_drawn_anew_says_why_it_has_no_reward() -> None:
+    found = ShownSample(
+        kinds=(), group=pb.ArchivedGroup(), sample=pb.Sample(resampled=True), prompt="p", written=pb.SampleTexts()
+    )
+    assert "no reward (a turn drawn anew)" in found.facts()
+    assert found.document()["resampled"] is True
+
+
 async def test_long_texts_are_cut_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = await write_run(tmp_path / "run", text="x" * 1000)
     assert "    201 more characters: --full" in [line[11:] for line in samples(capsys, run_dir, "--best").out]

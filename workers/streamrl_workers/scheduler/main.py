@@ -283,6 +283,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
         door=Door(
             max_tokens=run.job.spec.task.sampling.max_tokens,
             batch_groups=run.job.spec.pipeline.batch_groups,
+            resamples=settings.resampled_percent > 0,
             newest_step=lambda: core.newest_step,
         ),
         ending=run.ending,

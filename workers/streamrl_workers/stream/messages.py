@@ -23,6 +23,8 @@ MESSAGE_BYTES = 2**30
 """Largest message, joined: the largest sample that the specification allows fits (`tests/unit/workers/stream/test_messages.py`)."""
 ERROR_CHARS = 4096
 """Of an error, in what we say: more helps nobody, and the other side refuses long texts."""
+STATES_BYTES = 64 * 2**20
+"""Of the states that a trainer names with one step."""
 PROMPT_BYTES = 4 * 2**20
 """Longest prompt, in UTF-8: more than any model's context."""
 

@@ -6,8 +6,10 @@ Knows no messages, needs neither numpy nor grpc: so processes without them can r
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
 from typing import TypeVar
 
+_HASH_BYTES = 16
 _INT32, _INT64, _FLOAT32 = "i", "q", "f"
 _N = TypeVar("_N", int, float)
 _T = TypeVar("_T")
@@ -50,6 +52,11 @@ def unpack_float32(data: bytes) -> "array[float]":
 def count_32(data: bytes | bytearray) -> int:
     """How many 4-byte numbers `data` holds."""
     return len(data) >> 2
+
+
+def tokens_hash(data: bytes) -> bytes:
+    """Tells sequences of tokens apart."""
+    return blake2b(data, digest_size=_HASH_BYTES).digest()
 
 
 def no_negative_32(data: bytes) -> bool:

@@ -17,13 +17,14 @@ import random
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import takewhile
 from pathlib import Path
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec, parse_bytes
 from streamrl.spec.algorithm import ArcherSpec, EpisodeReplay, Replay
+from streamrl_workers.stream.messages import STATES_BYTES
+from streamrl_workers.stream.packing import tokens_hash
 from streamrl_workers.stream.segments import segments
 
 REPLAYED = 1 << 63
@@ -31,7 +32,6 @@ REPLAYED = 1 << 63
 _FILE = "replay.bin"
 _RECORD = struct.Struct("<QII")
 """Before each sample in the file: step, reuses, bytes."""
-_DIGEST_BYTES = 16
 _LEAST = 1e-300
 """Keeps a logarithm finite."""
 _NOT_TRAINED_ON = ("reward_parts", "reward_error", "generate_s", "ended_at")
@@ -115,7 +115,7 @@ class ReplayBuffer:
 
     def _names(self, sample: pb.Sample) -> tuple[bytes, bytes]:
         """Samples of one first name are kept together, and one of each pair of names."""
-        return _digest(sample.prompt_tokens), _digest(sample.tokens)
+        return tokens_hash(sample.prompt_tokens), tokens_hash(sample.tokens)
 
     def _due(self, step: int) -> int:
         """Groups that `step` is to draw, so that the share is exact over the run."""
@@ -166,10 +166,17 @@ class EpisodeBuffer(ReplayBuffer):
         self._resampled_percent = 0 if spec.resample is None else spec.resample.share_percent
 
     def states(self, step: int) -> list[pb.TurnState]:
-        """For each group that the next step may make of one: any sample, any turn of its first context."""
+        """For each group that the next step may make of one, as far as they fit: any sample, any turn of its first context."""
         rng, kept = random.Random(f"{self._seed}/{step}/states"), list(self._samples.values())
         due = -(-self._batch_groups * self._resampled_percent // 100) if kept else 0
-        return [_turn_state(pb.Sample.FromString(rng.choice(kept).data), rng=rng) for _ in range(due)]
+        drawn = (_turn_state(pb.Sample.FromString(rng.choice(kept).data), rng=rng) for _ in range(due))
+        states, left_bytes = [], STATES_BYTES
+        for state in drawn:
+            left_bytes -= state.ByteSize()
+            if left_bytes < 0:
+                break
+            states.append(state)
+        return states
 
     def _draw(self, groups: int, *, rng: random.Random) -> list[list[_KeptSample]]:
         kept = list(self._samples.values())
@@ -210,8 +217,5 @@ def _turn_state(sample: pb.Sample, *, rng: random.Random) -> pb.TurnState:
     for segment in takewhile(lambda one: not one.context, segments(sample)):
         begins += [place] * (not segment.observation)
         place += segment.tokens
-    return pb.TurnState(prompt_index=sample.group_id, tokens=sample.tokens[: 4 * rng.choice(begins)])
-
-
-def _digest(data: bytes) -> bytes:
-    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
+    tokens = sample.tokens[: 4 * rng.choice(begins)]
+    return pb.TurnState(prompt_index=sample.group_id, tokens=tokens, prompt_hash=tokens_hash(sample.prompt_tokens))

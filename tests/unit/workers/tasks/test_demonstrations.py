@@ -207,6 +207,10 @@ BAD_TOKENS: dict[str, tuple[dict[str, Any], str]] = {
     "no cover": ({"segments": [{"tokens": 5}]}, "segments must cover the 6 tokens, got 5"),
     "no segment": ({"segments": [6]}, "each of segments must be an object with tokens, a number, got 6"),
     "nothing said": ({"segments": [{"tokens": 6, "observation": True}]}, "segments must hold tokens of the model"),
+    "drawn anew": (
+        {"resampled": True},
+        "is a turn drawn anew, which is no whole answer: resampled must be false, got True",
+    ),
 }
 
 

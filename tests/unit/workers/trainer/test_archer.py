@@ -7,6 +7,9 @@ import torch
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.step_lines import TRAINER_NUMBERS
+from streamrl_workers.scheduler.server.peer_messages import Door, check_trainer
+from streamrl_workers.stream.messages import STATES_BYTES
+from streamrl_workers.stream.packing import tokens_hash
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 from streamrl_workers.trainer.replay import REPLAYED, create_replay
 from streamrl_workers.weights.hashing import tensors_hash
@@ -119,10 +122,29 @@ def test_states_are_where_turns_begin_and_follow_from_seed_and_step():
     states = [state for step in range(60) for state in buffers[0].states(step)]
     assert states == [state for step in range(60) for state in buffers[1].states(step)]
     assert len(states) == 60 * 3  # of the four groups of a step, 60 % rounded up
-    assert {(state.prompt_index, state.tokens) for state in states} == {
-        (sample.group_id, sample.tokens[: 4 * begin]) for sample in samples for begin in _begins(sample)
+    assert {(state.prompt_index, state.tokens, state.prompt_hash) for state in states} == {
+        (sample.group_id, sample.tokens[: 4 * begin], tokens_hash(sample.prompt_tokens))
+        for sample in samples
+        for begin in _begins(sample)
     }
     assert create_replay(job()).states(0) == []
+
+
+@pytest.mark.parametrize("due", [9, 72])
+def test_a_step_with_the_largest_states_passes_the_schedulers_door(due):
+    """States of a MiB: few are named whole, many as far as they fit."""
+    spec = job(resample={"sharePercent": 90})
+    spec = spec.model_copy(update={"pipeline": spec.pipeline.model_copy(update={"batch_groups": due * 10 // 9})})
+    segments = [pb.Segment(tokens=2**18, observation=True), pb.Segment(tokens=1)]
+    buffer = create_replay(spec)
+    buffer.admit(0, [pb.Sample(tokens=bytes(2**20 + 4), logprobs=bytes(2**20 + 4), segments=segments)])
+    states = buffer.states(0)
+    assert len(states) == min(due, STATES_BYTES // (2**20 + 64))
+    done = pb.StepDone(step=0, states=states, group_ids=range(2**40, 2**40 + spec.pipeline.batch_groups))
+    event = pb.TrainerEvent(hello=pb.TrainerHello(trainer_id="t", instance="i", unrecorded_step=done))
+    check_trainer(event)
+    door = Door(max_tokens=1, batch_groups=spec.pipeline.batch_groups, resamples=True, newest_step=lambda: 0)
+    assert event.ByteSize() < door.trainer_limit_bytes
 
 
 def _begins(sample: pb.Sample) -> list[int]:

@@ -29,6 +29,7 @@ from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.records import Dropped, Scored, stats_of
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.stream.archive import is_archived
+from streamrl_workers.stream.packing import tokens_hash
 from streamrl_workers.tasks.values import Demonstration, FailureKind, PlayTurn, Score, TurnAnswer
 
 
@@ -185,6 +186,13 @@ class SampleLifecycle:
             self.last_error = f"{lease.generator_id}: {wrong}"
             self._outbox.cancel(lease.generator_id, lease.number)
             self.lost(lease)
+            return
+        state, prompt = group.before, item.prompt_tokens
+        if state is not None and prompt and tokens_hash(prompt) != state.prompt_hash:
+            self.last_error = (
+                f"prompt {state.prompt_index} has other tokens than before: no turn is drawn anew behind it"
+            )
+            self._drop(group, GroupEvent.GENERATION_FAILED)
             return
         self._begin(group, sample, item)
         before = sample.size_bytes
@@ -395,7 +403,7 @@ class SampleLifecycle:
         group.stats = stats_of(trajectories)
         group.trajectories = tuple(trajectory.SerializeToString(deterministic=True) for trajectory in trajectories)
         group.size_bytes = sum(map(len, group.trajectories))
-        group.samples, group.prompt, group.prompt_tokens = [], "", b""
+        group.samples, group.prompt, group.prompt_tokens, group.before = [], "", b"", None
         self._groups.unbuffer(group)
         self._groups.buffer(group, group.size_bytes)
         record = Scored(

@@ -46,9 +46,10 @@ class Planner:
         self._waiting = waiting
         self._ready: dict[int, Prompt] = {}
         self._unprompted: defaultdict[int, list[Group]] = defaultdict(list)
-        """Groups of earlier prompts whose text is not known yet, by prompt index: found in the journal, or of states."""
-        self._states: deque[pb.TurnState] = deque(maxlen=(2 + settings.staleness) * settings.batch_groups)
-        """Where turns are to be drawn anew."""
+        """Groups whose text is not known yet, by index of the prompt: found in the journal, or of states, behind theirs."""
+        of_step = -(-settings.batch_groups * settings.resampled_percent // 100)
+        self._states: deque[pb.TurnState] = deque(maxlen=(2 + settings.staleness) * of_step)
+        """Where turns are to be drawn anew: of the newest steps."""
         self._next_group = first
         self._next_prompt = first
         self._on_demonstrated = on_demonstrated
@@ -105,12 +106,12 @@ class Planner:
         return number * share // 100 < (number + 1) * share // 100
 
     def _plan_state(self, number: int, state: pb.TurnState) -> None:
-        """A group of an earlier prompt, and of turns behind it. After a restart of the scheduler it is one of that prompt alone."""
-        group = Group(number, state.prompt_index, before=state.tokens)
+        """A group of turns behind an earlier prompt. After a restart of the scheduler it is a game, of its own prompt as any."""
+        group = Group(number, number, before=state)
         self._add(group, key=0)
-        if group.prompt_index not in self._unprompted:
-            self._outbox.add(NeedPrompts(split="train", first_index=group.prompt_index, count=1))
-        self._unprompted[group.prompt_index].append(group)
+        if state.prompt_index not in self._unprompted:
+            self._outbox.add(NeedPrompts(split="train", first_index=state.prompt_index, count=1))
+        self._unprompted[state.prompt_index].append(group)
 
     def _add(self, group: Group, *, key: int) -> None:
         self._groups.add(group)
@@ -142,7 +143,7 @@ class Planner:
             max_turns = self._settings.max_turns_of(group.prompt_index)
             group.samples = [Sample.new(index, max_turns=max_turns) for index in range(size)]
         else:
-            group.samples = [Sample(index, before=group.before) for index in range(size)]
+            group.samples = [Sample(index, before=group.before.tokens) for index in range(size)]
         group.unfinished = group.unscored = size
         self._waiting.put(group, list(reversed(range(size))))
 

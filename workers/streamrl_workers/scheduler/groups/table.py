@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, after
 from streamrl_workers.scheduler.groups.sample import Sample
 from streamrl_workers.scheduler.groups.staleness import Window
@@ -32,8 +33,8 @@ class Group:
     prompt_index: int
     prompt_key: int = 0
     prompt: str = ""
-    before: bytes | None = None
-    """Tokens behind the prompt at which its samples are one turn each; None: they begin with the prompt."""
+    before: pb.TurnState | None = None
+    """Where its samples are one turn each, until it is scored; None: they begin with the prompt."""
     state: GroupState = GroupState.PLANNED
     samples: list[Sample] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)

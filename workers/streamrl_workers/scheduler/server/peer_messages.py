@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import DeliverGroup
-from streamrl_workers.stream.messages import MESSAGE_BYTES, PROMPT_BYTES, Joiner, ProtocolError
+from streamrl_workers.stream.messages import MESSAGE_BYTES, PROMPT_BYTES, STATES_BYTES, Joiner, ProtocolError
 from streamrl_workers.stream.packing import BATCH_BYTES, batches
 from streamrl_workers.tasks.protocol import MAX_ROW_BYTES
 
@@ -36,7 +36,7 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _NAMES = frozenset({"generator_id", "trainer_id", "host_id", "instance", "pool"})
 _FREE_NUMBERS = frozenset({"metrics"})
 """What an optimiser gives may be infinite."""
-_HASHES = frozenset({"hash", "engine_hash", "version_hash"})
+_HASHES = frozenset({"hash", "engine_hash", "version_hash", "prompt_hash"})
 _HASH_BYTES = 64
 _ITEMS = 2**17
 """In a list: groups of a step, spans of a sample, samples in a message."""
@@ -60,6 +60,8 @@ class Door:
 
     max_tokens: int
     batch_groups: int
+    resamples: bool = False
+    """Whether the trainer names states of turns."""
     newest_step: Callable[[], int]
     """Newest weight version that a generator can have."""
 
@@ -101,8 +103,8 @@ class Door:
 
     @property
     def trainer_limit_bytes(self) -> int:
-        """Largest message of the trainer: its hello with the groups that it has."""
-        return BATCH_BYTES + _BYTES_PER_GROUP * self.batch_groups
+        """Largest message of the trainer: its hello with the groups that it has, and the states of a step without a record."""
+        return BATCH_BYTES + _BYTES_PER_GROUP * self.batch_groups + STATES_BYTES * self.resamples
 
     def waiting_bytes(self, *, slots: int) -> int:
         """Commands that may wait for a generator: one request for each slot, and what else there is to say."""

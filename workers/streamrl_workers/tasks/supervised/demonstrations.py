@@ -8,6 +8,7 @@ samples with one turn or several:
     segments        {tokens, observation, context}, covering `tokens`: observations are read, not trained; contexts begin anew.
                     Absent or empty: one turn of the model
     finish_reason   "length": cut off
+    resampled       true: a turn drawn anew, which is refused
 
 What cannot be trained is an error with the row's place.
 """
@@ -82,6 +83,9 @@ class Demonstrations:
 
     def _logged(self, item: Item, *, place: str) -> Demonstration:
         row = item.metadata
+        if row.get("resampled"):
+            rule = f"{place} is a turn drawn anew, which is no whole answer: resampled must be false"
+            raise UserError(field=DATASET_FIELD, rule=rule, got=True, fix="leave the row out")
         prompt, tokens = (self._ids(row, name, place=place) for name in ("prompt_tokens", "tokens"))
         if len(tokens) > self._max_tokens:
             rule = f"{place}: tokens must be at most {self._max_tokens}, which is spec.task.sampling.maxTokens"
