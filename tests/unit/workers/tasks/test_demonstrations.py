@@ -209,7 +209,7 @@ BAD_TOKENS: dict[str, tuple[dict[str, Any], str]] = {
     "nothing said": ({"segments": [{"tokens": 6, "observation": True}]}, "segments must hold tokens of the model"),
     "drawn anew": (
         {"resampled": True},
-        "is a turn drawn anew, which is no whole answer: resampled must be false, got True",
+        "resampled must be false, since a turn drawn anew is no whole answer, got true",
     ),
 }
 

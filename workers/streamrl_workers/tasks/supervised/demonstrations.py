@@ -84,7 +84,7 @@ class Demonstrations:
     def _logged(self, item: Item, *, place: str) -> Demonstration:
         row = item.metadata
         if row.get("resampled"):
-            rule = f"{place} is a turn drawn anew, which is no whole answer: resampled must be false"
+            rule = f"{place}: resampled must be false, since a turn drawn anew is no whole answer"
             raise UserError(field=DATASET_FIELD, rule=rule, got=True, fix="leave the row out")
         prompt, tokens = (self._ids(row, name, place=place) for name in ("prompt_tokens", "tokens"))
         if len(tokens) > self._max_tokens:
