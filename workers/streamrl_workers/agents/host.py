@@ -419,10 +419,10 @@ class AgentHost:
         return not full
 
     def _drop_idle(self) -> bool:
-        """End an idle session, if there is one: the oldest spare, which perhaps nobody plays, or else the least recently used."""
+        """End an idle session, if there is one: the newest spare, or else the least recently used."""
         if not (self._spares or self._idle):
             return False
-        _, session = self._spares.popitem(last=False) if self._spares else self._idle.popitem(last=False)
+        _, session = self._spares.popitem() if self._spares else self._idle.popitem(last=False)
         self._drop(session)
         return True
 
