@@ -12,7 +12,7 @@ import pytest
 
 from cluster.harness.control_plane import ControlPlane
 from cluster.harness.kubeconfigs import current
-from cluster.members import USER, Pair, install_gateway_api, made_there, operator_with_members, wait_gone
+from cluster.members import USER, Pair, admit, install_gateway_api, made_there, operator_with_members, wait_gone
 from cluster.operators import Lab, Operator, refused
 from support.command import streamrl
 from support.jobs import simulated_job
@@ -174,6 +174,7 @@ def test_streamrl_cluster_joins_lists_and_leaves(
     config = ("--kubeconfig", str(both(pair, tmp_path / "config")), "--operator-namespace", pair.lab.namespace)
     mapped = f"{pair.lab.namespace}={pair.there.namespace}"
     asked = ("--member-context", "east", "--map", mapped, "--node-port", "192.0.2.7")
+    admit(pair.there.cluster, pair.there.namespace, trainers=True)
     done = streamrl(capsys, "cluster", "join", pair.name, *asked, "--trainers", "192.0.2.8", *config)
     assert done.code == 0, done.err
     pair.wait_connected(operator)

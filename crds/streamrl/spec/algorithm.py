@@ -182,7 +182,7 @@ class AdvantageWeights(SpecModel):
     """Weight exp((reward - mean of the prompt's answers) / beta), bounded (arXiv 1910.00177)."""
 
     beta: float = Field(
-        default=0.5, ge=1e-3, le=1e6, description="Reward that is worth a factor e; large values imitate all alike."
+        default=0.5, gt=0, le=1e6, description="Reward that is worth a factor e; large values imitate all alike."
     )
     most: float = Field(default=20.0, ge=1, le=1e6, description="Largest weight.")
 
