@@ -5,10 +5,10 @@ import pytest
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
-from streamrl_workers.stream.packing import pack_float32, pack_int32, unpack_int32
+from streamrl_workers.stream.packing import pack_float32, pack_int32
 from support.core_world import World
 from support.played_turns import finish_others, play, the_request, trajectory, world
-from support.turns import CONTEXT_TOKEN, TURN_TOKEN, check_trajectory
+from support.turns import CONTEXT_TOKEN, TURN_TOKEN, check_trajectory, tokens_of
 
 
 def begin_context(run: World, *, chars: int = 3) -> pb.SampleRequest:
@@ -49,7 +49,7 @@ def test_a_context_is_asked_for_as_a_prompt_and_stored_where_it_began() -> None:
         (1, False, False),
     ]
     check_trajectory(found, job=run.job)
-    assert list(unpack_int32(found.prompt_tokens)) == [0, 0], "the sample's prompt is that of its first context"
+    assert found.prompt_tokens == tokens_of(first.prompt), "the sample's prompt is that of its first context"
 
 
 def test_each_further_context_is_another_draw_and_sees_nothing_of_the_others() -> None:
