@@ -1,10 +1,13 @@
 """A torch engine around a model of two small layers."""
 
+from collections.abc import Sequence
+
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl_workers.trainer.algorithms import create_algorithm
@@ -86,3 +89,13 @@ def tiny_engine(spec: RLJobSpec, **model: int) -> TorchEngine:
 def engine_on(worker: RankWorker, *, spec: RLJobSpec) -> TorchEngine:
     """The engine around a worker whose gradients a test looks at."""
     return TorchEngine(SingleRank(worker), spec=spec, algorithm=create_algorithm(spec))
+
+
+def train_steps(engine: TorchEngine, steps: Sequence[Sequence[pb.Group]], *, first: int = 0) -> list[dict[str, float]]:
+    """Train these steps' groups, each step in one piece; the metrics of each."""
+    metrics = []
+    for step, groups in enumerate(steps, start=first):
+        engine.begin_step(step, attempt=1)
+        engine.add(groups)
+        metrics.append(engine.finish_step())
+    return metrics

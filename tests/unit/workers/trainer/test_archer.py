@@ -10,10 +10,9 @@ from streamrl.step_lines import TRAINER_NUMBERS
 from streamrl_workers.scheduler.server.peer_messages import Door, check_trainer
 from streamrl_workers.stream.messages import STATES_BYTES
 from streamrl_workers.stream.packing import tokens_hash
-from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 from streamrl_workers.trainer.replay import REPLAYED, create_replay
 from streamrl_workers.weights.hashing import tensors_hash
-from support.tiny_trainer import engine_on, tiny_engine, tiny_worker
+from support.tiny_trainer import engine_on, tiny_engine, tiny_worker, train_steps
 from support.trainer_groups import branched, multi_turn, trainer_spec
 
 BATCH, GROUP_SIZE = 4, 4  # of `trainer_spec`
@@ -35,15 +34,6 @@ def steps_of(count: int) -> list[list[pb.Group]]:
     return [[kinds[n % 2](step * BATCH + n, [0.1, None, 0.9, 0.4]) for n in range(BATCH)] for step in range(count)]
 
 
-def run(engine: TorchEngine, steps: list[list[pb.Group]], *, first: int = 0) -> list[dict[str, float]]:
-    metrics = []
-    for step, groups in enumerate(steps, start=first):
-        engine.begin_step(step, attempt=1)
-        engine.add(groups)
-        metrics.append(engine.finish_step())
-    return metrics
-
-
 @pytest.mark.parametrize(("rate", "updates"), [(0.1, 1), (0.5, 4), (1.0, 2)])
 def test_the_copy_goes_its_share_of_the_way_with_each_update(rate, updates):
     spec = job(critic={"targetRate": rate}, miniBatches=updates)
@@ -58,7 +48,7 @@ def test_the_copy_goes_its_share_of_the_way_with_each_update(rate, updates):
         follow(share)
 
     critic.follow = following
-    run(engine_on(worker, spec=spec), steps_of(1))
+    train_steps(engine_on(worker, spec=spec), steps_of(1))
     assert len(leaders) == 1 + updates
     for moved in leaders[1:]:
         assert any(not torch.equal(p, q) for p, q in zip(moved, leaders[0], strict=True))
@@ -69,18 +59,18 @@ def test_the_copy_goes_its_share_of_the_way_with_each_update(rate, updates):
 def test_the_critic_learns_alone_at_first():
     engine = tiny_engine(job(**WARM_UP))
     before = tensors_hash(engine.tensors())
-    first, second = run(engine, steps_of(2))
+    first, second = train_steps(engine, steps_of(2))
     assert tensors_hash(engine.tensors()) == before
     assert first["critic_gradient_norm"] > 0 == first["gradient_norm"]
     assert second["replayed_samples"] > 0
-    run(engine, steps_of(3)[2:], first=2)
+    train_steps(engine, steps_of(3)[2:], first=2)
     assert tensors_hash(engine.tensors()) != before
 
 
 def test_replayed_episodes_leave_the_policy_alone():
     """Their tokens are in no number of the policy's; the critic learns from them."""
     with_few, with_many = (tiny_engine(job(replay={"sharePercent": share})) for share in (20, 80))
-    few, many = (run(engine, steps_of(3)) for engine in (with_few, with_many))
+    few, many = (train_steps(engine, steps_of(3)) for engine in (with_few, with_many))
     assert {key.partition("/")[0] for key in many[2]} <= set(TRAINER_NUMBERS)
     assert [one["replayed_groups"] for one in many] == [0, 3, 6]  # 12 of the 16 are due, 3 samples of 4 have a reward
     assert few[1]["forward_tokens"] == many[1]["forward_tokens"] == many[1]["tokens"]
@@ -166,7 +156,7 @@ def test_turns_drawn_anew_are_trained_and_not_kept():
     for sample in anew.samples:
         sample.resampled = True
         sample.ClearField("segments")
-    (told,) = run(engine, [[*steps_of(1)[0][:3], anew]])
+    (told,) = train_steps(engine, [[*steps_of(1)[0][:3], anew]])
     assert told["replay_buffer_samples"] == told["samples"] - told["masked_samples"] - GROUP_SIZE
     assert told["zero_variance_groups"] == 0
     assert [len(engine.advantages([3])), len(engine.states())] == [4 * GROUP_SIZE, 2]
@@ -176,9 +166,9 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_been_killed(tmp_path):
     """The copy and the buffer are of the checkpoint."""
     steps, spec = steps_of(5), job(miniBatches=2, **WARM_UP)
     whole, killed, resumed = (tiny_engine(spec) for _ in range(3))
-    expected = run(whole, steps)
-    run(killed, steps[:3])
+    expected = train_steps(whole, steps)
+    train_steps(killed, steps[:3])
     killed.save(tmp_path)
     resumed.load(tmp_path)
-    assert run(resumed, steps[3:], first=3) == expected[3:]
+    assert train_steps(resumed, steps[3:], first=3) == expected[3:]
     assert tensors_hash(resumed.tensors()) == tensors_hash(whole.tensors())

@@ -15,7 +15,7 @@ from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 from streamrl_workers.trainer.replay import REPLAYED, ReplayBuffer, create_replay
 from streamrl_workers.weights.hashing import tensors_hash
-from support.tiny_trainer import tiny_engine, tiny_worker
+from support.tiny_trainer import tiny_engine, tiny_worker, train_steps
 from support.trainer_groups import make_group, trainer_spec
 
 BATCH, GROUP_SIZE = 4, 4  # of `trainer_spec`
@@ -69,15 +69,6 @@ def steps_of(count: int) -> list[list[pb.Group]]:
                 one.prompt_tokens = pack_int32([3, group.group_id % 2])
         found.append(groups)
     return found
-
-
-def run(engine: TorchEngine, steps: list[list[pb.Group]], *, first: int = 0) -> list[dict[str, float]]:
-    metrics = []
-    for step, groups in enumerate(steps, start=first):
-        engine.begin_step(step, attempt=1)
-        engine.add(groups)
-        metrics.append(engine.finish_step())
-    return metrics
 
 
 drawn_samples = st.lists(
@@ -152,9 +143,9 @@ def test_an_unfinished_step_and_a_lone_sample_change_nothing():
 
 def test_replayed_groups_are_trained_besides_the_steps_own_and_counted_apart():
     steps = steps_of(3)
-    plain = run(tiny_engine(job(algorithm={"beta": 0.5})), steps)
+    plain = train_steps(tiny_engine(job(algorithm={"beta": 0.5})), steps)
     engine = tiny_engine(job())
-    replaying = run(engine, steps)
+    replaying = train_steps(engine, steps)
     assert replaying[0]["replayed_groups"] == 0
     assert {key.partition("/")[0] for key in replaying[0]} <= set(TRAINER_NUMBERS)
     assert [one["replayed_groups"] for one in replaying[1:]] == [2, 2]  # there are two prompts
@@ -172,22 +163,22 @@ def test_replayed_groups_are_trained_besides_the_steps_own_and_counted_apart():
 def test_a_resumed_run_goes_on_as_if_it_had_not_been_killed(by, tmp_path):
     steps = steps_of(6)
     whole = tiny_engine(job(by=by, capacity=6))
-    expected = run(whole, steps)
+    expected = train_steps(whole, steps)
     killed = tiny_engine(job(by=by, capacity=6))
-    run(killed, steps[:3])
+    train_steps(killed, steps[:3])
     killed.save(tmp_path)
-    run(killed, steps[3:5], first=3)  # lost
+    train_steps(killed, steps[3:5], first=3)  # lost
     resumed = tiny_engine(job(by=by, capacity=6))
     resumed.load(tmp_path)
     again = [random.Random(step).sample(groups, len(groups)) for step, groups in enumerate(steps[3:])]
-    told = run(resumed, again, first=3)
+    told = train_steps(resumed, again, first=3)
     for one, other in zip(told, expected[3:], strict=True):
         assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
         assert {name: value for name, value in one.items() if name.startswith("replay")} == {
             name: value for name, value in other.items() if name.startswith("replay")
         }
     killed.load(tmp_path)
-    assert run(killed, steps[3:], first=3)[-1]["loss"] == pytest.approx(expected[-1]["loss"], rel=1e-3)
+    assert train_steps(killed, steps[3:], first=3)[-1]["loss"] == pytest.approx(expected[-1]["loss"], rel=1e-3)
     assert tensors_hash(killed.tensors()) == tensors_hash(whole.tensors())
 
 
@@ -195,9 +186,9 @@ def test_a_checkpoint_without_a_buffer_loads_into_an_empty_one(tmp_path):
     plain = tiny_engine(job(algorithm={"beta": 0.5}))
     plain.save(tmp_path)
     engine = tiny_engine(job())
-    run(engine, steps_of(2))
+    train_steps(engine, steps_of(2))
     engine.load(tmp_path)
-    assert run(engine, steps_of(1))[0]["replayed_groups"] == 0
+    assert train_steps(engine, steps_of(1))[0]["replayed_groups"] == 0
 
 
 def test_two_ranks_train_the_replayed_groups_too():
@@ -210,8 +201,8 @@ def test_two_ranks_train_the_replayed_groups_too():
         def call(self, method, payloads):
             return [getattr(worker, method)(payload) for worker, payload in zip(self.workers, payloads, strict=True)]
 
-    pair = run(TorchEngine(Pair(), spec=spec, algorithm=create_algorithm(spec)), steps[:2])
-    alone = run(tiny_engine(spec), steps[:2])
+    pair = train_steps(TorchEngine(Pair(), spec=spec, algorithm=create_algorithm(spec)), steps[:2])
+    alone = train_steps(tiny_engine(spec), steps[:2])
     assert pair[0]["loss"] == pytest.approx(alone[0]["loss"], rel=1e-4)
     assert {k: v for k, v in pair[1].items() if k.startswith("replay")} == {
         k: v for k, v in alone[1].items() if k.startswith("replay")
