@@ -110,6 +110,21 @@ async def members_of(job: Object, args: argparse.Namespace) -> AsyncIterator[dic
         yield found
 
 
+@asynccontextmanager
+async def members_by_name(args: argparse.Namespace) -> AsyncIterator[dict[str, ApiClient]]:
+    """Cluster -> the member, of those whose contexts are given with their names: for commands about many jobs."""
+    found: dict[str, ApiClient] = {}
+    async with AsyncExitStack() as stack:
+        for given in args.member_context:
+            name, _, context = given.rpartition("=")
+            if not name:
+                raise UserError(field="--member-context", rule="needs the name of the cluster", got=given, fix="write CLUSTER=CONTEXT")  # fmt: skip
+            there = copy.copy(args)
+            there.context, there.namespace = context, None
+            found[name] = await stack.enter_async_context(connect(there))
+        yield found
+
+
 async def pods_of(
     job: Object, *, home: ApiClient | None, members: Mapping[str, ApiClient], labels: str = ""
 ) -> list[Object]:

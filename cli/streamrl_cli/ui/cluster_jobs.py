@@ -12,10 +12,11 @@ Invariants:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from streamrl import names
@@ -24,6 +25,7 @@ from streamrl_cli.cluster.api import ApiClient, Object
 from streamrl_cli.cluster.jobs import ENDED, EVENT, about, state
 from streamrl_cli.ui.state import RunCurves, RunStatus, checked_curves, checked_status
 from streamrl_operator.kube.kinds import GENERATOR_POOL, RLJOB, Kind
+from streamrl_operator.planning.values import trainer_cluster
 
 JobKey = tuple[str, str]
 """Namespace and name."""
@@ -56,6 +58,7 @@ _STATUS = (
     "ignoredRestarts",
     "checkpointPath",
     "pools",
+    "clusters",
     "completionTime",
 )
 _T = TypeVar("_T")
@@ -127,9 +130,17 @@ class ClusterJobs:
     """Jobs of some namespaces, read."""
 
     def __init__(
-        self, cluster: ApiClient, *, namespaces: Sequence[str], clock: Callable[[], float] = monotonic
+        self,
+        cluster: ApiClient,
+        *,
+        namespaces: Sequence[str],
+        members: Mapping[str, ApiClient] = MappingProxyType({}),
+        clock: Callable[[], float] = monotonic,
     ) -> None:
-        """In the loop that `cluster` is of. `namespaces`: one that is empty stands for all. `clock`: monotonic seconds."""
+        """In the loop that `cluster` is of. `namespaces`: one that is empty stands for all. `clock`: monotonic seconds.
+        `members`: by name, the clusters whose schedulers are asked too.
+        """
+        self._members = members
         self._cluster, self._namespaces, self._clock = cluster, tuple(dict.fromkeys(namespaces)), clock
         self._loop = asyncio.get_running_loop()
         self._turns = asyncio.Semaphore(_AT_A_TIME)
@@ -202,7 +213,7 @@ class ClusterJobs:
         (pools, no_pools), (events, no_events), (status, curves) = await asyncio.gather(
             self._some(GENERATOR_POOL, cluster=cluster, labels=f"{names.LABEL_JOB}={name}"),
             self._some(EVENT, cluster=cluster, fields=about(job)),
-            self._said(job, cluster=cluster),
+            self._said(job),
         )
         faults = (*no_pools, *no_events)
         return JobDetail(pools=tuple(pools), events=tuple(events), status=status, curves=curves, faults=faults)
@@ -228,15 +239,24 @@ class ClusterJobs:
             return found, (f"{kind.plural}: the API server gave no whole answer in {_ANSWER_S:.0f} s",)
         return found, ()
 
-    async def _said(self, job: Object, *, cluster: ApiClient) -> tuple[RunStatus | None, RunCurves | None]:
+    async def _said(self, job: Object) -> tuple[RunStatus | None, RunCurves | None]:
         """By the scheduler."""
-        if state(job) in ENDED:
+        cluster = self._scheduler_cluster(job)
+        if cluster is None or state(job) in ENDED:
             return None, None
         pod = f"{names.trainer(job['metadata']['name'])}-0"
         status = checked_status(await cluster.page(pod, port=names.PORT_SIGNALS))
         if status is None:
             return None, None
         return status, checked_curves(await cluster.page(pod, port=names.PORT_SIGNALS, path="curves"))
+
+    def _scheduler_cluster(self, job: Object) -> ApiClient | None:
+        """Where the scheduler's pod is; None: in a member that is not asked, or not known yet."""
+        name = trainer_cluster(job)
+        if not name:
+            return self._cluster.within(job["metadata"]["namespace"])
+        there = next((one for one in job["status"].get("clusters", ()) if one["name"] == name), None)
+        return None if there is None or name not in self._members else self._members[name].within(there["namespace"])
 
 
 def _by_key(found: JobList, key: JobKey) -> Object | None:
@@ -267,6 +287,7 @@ def _kept(job: Object) -> Object:
                 {key: pool[key] for key in ("name", "clusterName") if key in pool}
                 for pool in spec.get("generators") or ()
             ],
+            "trainer": {key: value for key, value in spec.get("trainer", {}).items() if key == "clusterName"},
             "failurePolicy": {"maxRestarts": spec.get("failurePolicy", {}).get("maxRestarts")},
         },
         "status": {key: status[key] for key in _STATUS if key in status} | {"conditions": conditions},

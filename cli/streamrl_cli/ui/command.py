@@ -19,6 +19,7 @@ from streamrl.errors import EXIT_DONE, UserError
 from streamrl.files import read_text
 from streamrl_cli import console
 from streamrl_cli.cluster.api import add_connection, connect
+from streamrl_cli.cluster.members import add_member_contexts, members_by_name
 
 _VIEWERS_OF_A_PEER = 128
 """Open connections of one address, which may be a proxy's: each page that is looked at keeps one."""
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--name", action="append", default=[], metavar="NAME", help="a name by which browsers may call the server"
     )
+    add_member_contexts(parser)
     add_connection(parser, several=True)
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="with --cluster: jobs of all namespaces")
 
@@ -70,7 +72,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.cluster == (args.folder is not None):
         rule = "needs a folder of runs, or --cluster, and not both"
         raise UserError(field="streamrl ui", rule=rule, fix="streamrl ui runs, or streamrl ui --cluster")
-    for name in ("context", "namespace", "kubeconfig", "all_namespaces"):
+    for name in ("context", "namespace", "kubeconfig", "all_namespaces", "member_context"):
         if getattr(args, name) and not args.cluster:
             raise UserError(field=f"--{name.replace('_', '-')}", rule="goes with --cluster", fix="add --cluster")
     if args.namespace and args.all_namespaces:
@@ -81,9 +83,10 @@ async def _serve_cluster(args: argparse.Namespace, *, token: str, names: frozens
     from streamrl_cli.ui.cluster_jobs import ClusterJobs
     from streamrl_cli.ui.job_pages import jobs_application
 
-    async with connect(argparse.Namespace(context=args.context, kubeconfig=args.kubeconfig, namespace=None)) as cluster:
+    home = argparse.Namespace(context=args.context, kubeconfig=args.kubeconfig, namespace=None)
+    async with connect(home) as cluster, members_by_name(args) as members:
         namespaces = [""] if args.all_namespaces else args.namespace or [cluster.namespace]
-        jobs = ClusterJobs(cluster, namespaces=namespaces)
+        jobs = ClusterJobs(cluster, namespaces=namespaces, members=members)
         try:
             await _serve(jobs_application(jobs, token=token, names=names), args=args, token=token)
         finally:

@@ -46,6 +46,7 @@ from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, for
 from streamrl_cli.ui.base import TemplatePages, assets
 from streamrl_cli.ui.cluster_jobs import ClusterJobs, JobDetail, key_of
 from streamrl_cli.ui.state import MOST_ROWS, Row, RunCurves, RunStatus, cut, evaluation_text, status_tables
+from streamrl_operator.planning.values import trainer_cluster
 from streamrl_pages.website import Asked, website
 
 _JOB = "/jobs/{namespace}/{name}"
@@ -110,6 +111,7 @@ class JobPages(TemplatePages):
             pool_head=head,
             pools=cut(rows),
             lost=lost_members(job),
+            far=trainer_cluster(job),
             changes=cut(change_rows(detail.pools, now=now)),
             events=cut(event_rows(detail.events, now=now)),
             faults=detail.faults,

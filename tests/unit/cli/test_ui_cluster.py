@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from streamrl import names
 from streamrl.errors import UserError
 from streamrl_cli.cluster import api
+from streamrl_cli.cluster.members import members_by_name
 from streamrl_cli.main import main
 from streamrl_cli.ui import cluster_jobs
 from streamrl_cli.ui.cluster_jobs import ClusterJobs
@@ -31,10 +33,10 @@ def asked(name: str, namespace: str = "ml") -> Asked:
 class Shown:
     """The pages about it, and a clock that stands."""
 
-    def __init__(self, served: ApiAnswers, cluster: api.ApiClient, namespaces: list[str]) -> None:
+    def __init__(self, served: ApiAnswers, cluster: api.ApiClient, **members: api.ApiClient) -> None:
         self.now_s = 100.0
         self.served = served
-        self.jobs = ClusterJobs(cluster, namespaces=namespaces, clock=lambda: self.now_s)
+        self.jobs = ClusterJobs(cluster, namespaces=["ml"], members=members, clock=lambda: self.now_s)
         self.pages = JobPages(self.jobs, clock=lambda: 1767312000.0)  # 2026-01-02
 
     async def html(self, path: str = "/", where: Asked = LIST) -> str:
@@ -58,7 +60,7 @@ def kubeconfig(served: ApiAnswers, tmp_path: Path) -> Path:
 async def shown(served: ApiAnswers, kubeconfig: Path) -> AsyncIterator[Shown]:
     args = argparse.Namespace(kubeconfig=kubeconfig, context=None, namespace=None)
     async with api.connect(args) as cluster:
-        made = Shown(served, cluster, [cluster.namespace])
+        made = Shown(served, cluster)
         yield made
         await made.jobs.close()
 
@@ -128,6 +130,29 @@ async def test_pools_have_their_cluster_and_say_where_that_is_not_reached(shown:
     assert "<th>cluster</th>" in page
     assert "<td>east (not reached)</td>" in page
     assert "not reached: cluster east: no answer; it is said twice" in page
+
+
+async def test_a_scheduler_in_a_member_is_asked_there(shown: Shown, tmp_path: Path) -> None:
+    far = job("first", clusters=[{"name": "east", "namespace": "pools"}])
+    far["spec"]["trainer"]["clusterName"] = "east"
+    shown.served.jobs = [far]
+    assert "it is in cluster east" in await shown.html(JOB_PATH, asked("first"))
+    there = ApiAnswers()
+    async with there.server:
+        args = argparse.Namespace(kubeconfig=there.kubeconfig(tmp_path), member_context=["east=here"])
+        async with members_by_name(args) as members:
+            both = Shown(shown.served, shown.jobs._cluster, **members)
+            page = await both.html(JOB_PATH, asked("first"))
+            await both.jobs.close()
+    assert "Dispatch, and why" in page
+    assert there.requests[f"/api/v1/namespaces/pools/pods/first-trainer-0:{names.PORT_SIGNALS}/proxy/status"] == 1
+    assert not any("/proxy/" in path for path in shown.served.requests)
+
+
+async def test_a_member_has_its_name_before_its_context(kubeconfig: Path) -> None:
+    with pytest.raises(UserError, match="needs the name of the cluster"):
+        async with members_by_name(argparse.Namespace(kubeconfig=kubeconfig, member_context=["here"])):
+            pass
 
 
 async def test_names_and_messages_of_strangers_are_text(shown: Shown) -> None:
@@ -259,7 +284,8 @@ async def test_of_very_many_jobs_some_are_left_out_and_that_is_said(
 
 async def test_a_specification_is_not_kept(shown: Shown) -> None:
     (one, _) = (await asyncio.to_thread(shown.jobs.jobs)).jobs
-    assert set(one["spec"]) == {"suspend", "pipeline", "failurePolicy", "generators"}
+    assert set(one["spec"]) == {"suspend", "pipeline", "failurePolicy", "generators", "trainer"}
+    assert set(one["spec"]["trainer"]) <= {"clusterName"}
     assert all(set(pool) <= {"name", "clusterName"} for pool in one["spec"]["generators"])
     assert "seenFailures" not in one["status"]
 
@@ -274,6 +300,7 @@ async def test_a_specification_is_not_kept(shown: Shown) -> None:
         (["runs", "--cluster"], "needs a folder of runs, or --cluster, and not both"),
         (["runs", "-n", "ml"], "--namespace: goes with --cluster"),
         (["runs", "-A"], "--all-namespaces: goes with --cluster"),
+        (["runs", "--member-context", "east=there"], "--member-context: goes with --cluster"),
         (["--cluster", "-A", "-n", "ml"], "goes without --all-namespaces"),
         (["--cluster", "--kubeconfig", "absent"], "there is none at absent"),
     ],
