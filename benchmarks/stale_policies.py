@@ -1,6 +1,6 @@
 """What samples of a policy that is exactly S steps old teach, correction by correction.
 
-    python benchmarks/stale_policies.py [--staleness 8 32] [--steps 60] [--seeds 0] [--only m2po trajectoryBalance]
+    python benchmarks/stale_policies.py [--staleness 8 32] [--steps 60] [--seeds 0] [--only m2po trajectoryBalance] [--set ...]
 
 The README's job in one process: its model, task, rewards and trainer engine, but each step's samples are drawn by the policy of S steps
 before (the initial one while the run is young). A real run has such samples only where its generators are far ahead of the trainer.
@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", default=list(VARIANTS))
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="change a field of every job")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for seed in args.seeds:
@@ -175,6 +176,7 @@ def main() -> None:
                 f"spec.algorithm={algorithm}",
                 f"spec.pipeline.steps={args.steps}",
                 f"spec.pipeline.batchGroups={args.groups}",
+                *args.set,
             ]
             spec = load_job(EXAMPLE, overrides=changes).spec
             model = str(prepare(spec, cache_dir=CACHE, base_dir=EXAMPLE.parent, report=lambda _: None))
