@@ -66,6 +66,7 @@ class World:
         self.prompts: deque[NeedPrompts] = deque()
         self.slots = slots
         self.clusters: dict[str, str] = {}  # of generators that are in another one than the trainer
+        self.pools: dict[str, str] = {}  # of generators that are in another one than "p"
         self.kv: int | None = None  # capacity in tokens of those that join
         self.lives = 0
         self.instances = 0
@@ -155,7 +156,11 @@ class World:
     def tell_generator(self, effect: fx.ToGenerator) -> None:
         generator = self.generators.get(effect.generator_id)
         if generator is not None and generator.connected:
-            assert not (generator.leaving and effect.command.HasField("issue")), "it takes nothing more"
+            is_issue = effect.command.HasField("issue")
+            assert not (generator.leaving and is_issue), "it takes nothing more"
+            assert not (generator.told_paused and is_issue), "it is paused"
+            if effect.command.HasField("pause"):
+                generator.told_paused = effect.command.pause.paused
             generator.inbox.append(effect.command)
 
     def check(self) -> None:
@@ -168,8 +173,19 @@ class World:
         assert view.prompts_ready <= self.job.prompt_look_ahead
         for generator in self.generators.values():
             assert len(generator.active) <= generator.slots or not generator.connected
+        if not (self.core.in_portions or self.core._ending or self.core._failed):
+            self.check_pauses()
         if self.job.whole_batches and view.delivered_groups and view.step not in self.taken:
             assert view.buffered_groups >= self.job.batch_groups, "delivered before the batch was whole"
+
+    def check_pauses(self) -> None:
+        """Who is on the trainer's devices is paused, unless the trainer has nothing to compute."""
+        trainer = self.trainer
+        goes_on = trainer is not None and trainer.has_nothing and self.core.view().step <= trainer.step
+        awaits_record = goes_on and self.core._feed.step < trainer.step
+        for generator in self.generators.values():
+            if generator.connected and not awaits_record:
+                assert generator.told_paused == (generator.pool in self.job.lent_pools and not goes_on)
 
     def note(self, record: rec.Record) -> None:
         """Dynamic sampling is bounded for each step."""
@@ -222,7 +238,7 @@ class World:
 
     # ---- generators
 
-    def join_generator(self, name: str, *, pool: str = "p") -> None:
+    def join_generator(self, name: str, *, pool: str | None = None) -> None:
         generator = self.generators.get(name)
         if generator is None or generator.leaving:
             self.generators.pop(name, None)
@@ -235,7 +251,9 @@ class World:
         generator.inbox.clear()
         generator.active.clear()
         generator.wanted = None
-        self.do(self.core.generator_joined(hello_of(generator, pool=pool, kv=self.kv), now_s=self.now_s))
+        generator.pool = pool or self.pools.get(name, "p")
+        generator.paused = generator.told_paused = False
+        self.do(self.core.generator_joined(hello_of(generator, kv=self.kv), now_s=self.now_s))
 
     def kill_generator(self, name: str) -> None:
         del self.generators[name]
@@ -270,6 +288,8 @@ class World:
                 generator.wanted, generator.source = command.weights.version, command.weights.address
             case "idle":
                 generator.idle = command.idle.cause
+            case "pause":
+                generator.paused = command.pause.paused
             case "drain":
                 generator.drain = True
 
@@ -312,7 +332,7 @@ class World:
 
     def join_trainer(self) -> None:
         trainer = self.trainer
-        trainer.connected, trainer.welcomed = True, False
+        trainer.connected, trainer.welcomed, trainer.said = True, False, None
         trainer.inbox.clear()
         hello = pb.TrainerHello(
             trainer_id="trainer-0",
@@ -353,6 +373,17 @@ class World:
         """The trainer has room again for what it has taken."""
         paid, self.trainer.owed = self.trainer.owed, 0
         self.do(self.core.credit(paid))
+
+    def can_wait(self) -> bool:
+        """Whether the trainer has nothing to compute and has not said so."""
+        trainer = self.trainer
+        ready = trainer is not None and trainer.connected and trainer.welcomed and not trainer.coming
+        return ready and len(trainer.held) < self.job.batch_groups and trainer.said != (trainer.step, len(trainer.held))
+
+    def say_it_waits(self) -> None:
+        trainer = self.trainer
+        trainer.said = (trainer.step, len(trainer.held))
+        self.do(self.core.trainer_waits(pb.TrainerWaits(step=trainer.step, groups=len(trainer.held))))
 
     def publish(self) -> None:
         name = pb.VersionName(attempt=self.trainer.attempt, step=self.trainer.step, hash=b"h")
@@ -429,7 +460,7 @@ class World:
             pinned = any(request.pinned for request in generator.active.values())
             if generator.wanted is not None and not pinned and chance.random() < pace:
                 self.load_weights(generator)
-            for lease in [lease for lease in generator.active if chance.random() < pace]:
+            for lease in [lease for lease in generator.active if not generator.paused and chance.random() < pace]:
                 self.make_token(generator, lease, finish="stop" if chance.random() < finish else "")
         while self.trainer is not None and self.trainer.connected and self.trainer.inbox and chance.random() < pace:
             self.deliver_trainer()
@@ -437,6 +468,8 @@ class World:
             self.pay()
         if self.can_take_step() and chance.random() < pace:
             self.take_step()
+        if self.can_wait() and chance.random() < pace:
+            self.say_it_waits()
 
     def progress_once(self) -> bool:
         """Everything that can happen happens once; whether anything did."""
@@ -461,7 +494,7 @@ class World:
             if generator.connected and generator.wanted is not None and not pinned:
                 self.load_weights(generator)
                 acted = True
-            for lease in list(generator.active):
+            for lease in [] if generator.paused else list(generator.active):
                 self.make_token(generator, lease, finish="stop")
                 acted = True
             acted |= self.finish_leaving(generator.name)
@@ -473,6 +506,9 @@ class World:
             acted = True
         if self.can_take_step():
             self.take_step()
+            acted = True
+        if self.can_wait():
+            self.say_it_waits()
             acted = True
         return acted
 
