@@ -99,6 +99,21 @@ async def test_a_full_outbox_pauses_the_engine(monkeypatch):
     assert leases == list(range(50))
 
 
+async def test_a_paused_generator_ends_its_step_and_makes_nothing_until_it_goes_on():
+    async with running() as (loop, outbox, _):
+        loop.announce(announced(0))
+        await heard(outbox)
+        loop.pause(paused=True)
+        loop.issue([request(lease) for lease in range(2)])
+        loop.announce(announced(1))
+        assert (await heard(outbox))[0].weights_loaded.version.step == 1, "weights are swapped all the same"
+        assert (loop.status().active, loop.status().waiting, loop.status().tokens) == (0, 2, 0)
+        loop.pause(paused=False)
+        items = [item for event in await heard(outbox) for item in event.progress.items]
+        assert {item.lease for item in items} <= {0, 1}
+        assert all(item.spans[0].step == 1 for item in items)
+
+
 async def test_a_fault_of_the_pull_is_not_swallowed():
     async with running() as (loop, _, task):
         loop._puller._pull = _faulty
