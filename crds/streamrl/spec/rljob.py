@@ -236,7 +236,7 @@ class RLJobSpec(SpecModel):
             lambda spec: repeated(pool.name for pool in spec.generators),
         ),
         FieldRule(
-            "devices of generators must not all be Trainer, but for mode Colocated: nobody would generate while it trains",
+            "devices of generators must not all be Trainer but with mode Colocated: add a pool that generates while it trains",
             "self.generators.size() == 0 || self.pipeline.mode == 'Colocated' || "
             "self.generators.exists(g, !has(g.devices) || g.devices == 'Own')",
             lambda spec: (
@@ -246,7 +246,7 @@ class RLJobSpec(SpecModel):
             ),
         ),
         FieldRule(
-            "devices of generators must not be Own with mode Colocated: all are on the trainer's",
+            "devices of generators must not be Own with mode Colocated: all are on the trainer's; leave it out",
             "self.pipeline.mode != 'Colocated' || self.generators.all(g, !has(g.devices) || g.devices == 'Trainer')",
             lambda spec: (
                 spec.pipeline.mode == "Colocated"
