@@ -1,117 +1,134 @@
-"""Samples/s by where generators are: on devices of their own, in turn with the trainer, and a pool on the trainer's devices beside another.
+"""Samples/s by where generators are: on devices of their own, in turn with the trainer, and one on the trainer's device beside others.
 
-    python benchmarks/placement.py simulated    # two devices that only take time, by how long training takes beside generation
-    python benchmarks/placement.py skewed       # two cores: the skewed task of `learning.py`, engine hf
+    python benchmarks/placement.py simulated    # by the scheduler's own core in virtual time: two to eight devices; five minutes of a processor
+    python benchmarks/placement.py skewed       # `streamrl run` on two cores: the skewed task of `learning.py`, engine hf
 
-    apart        one generator, one trainer, each on a device
-    Colocated    two generators and two ranks on both devices, in turn
-    lending      apart, and a second generator on the trainer's device while the trainer waits
+    apart        one device for the trainer, a generator on each other one
+    Colocated    a generator on each device, and all devices for the trainer, in turn
+    lending      apart, and one more generator on the trainer's device while the trainer waits
 
-Rounds are the outer loop, so a busy machine hurts all alike. Prints medians, and the ratio to `apart` of the same mode and round: median, least
-to most. Colocated is beside StreamSync. With `simulated`, a step's tokens take the trainer `--shares` of what they take one generator with all
-slots taken; both ranks of Colocated together take half of that, and lengths are log-normal with sigma 0.7.
+Seeds are the outer loop, so a busy machine hurts all alike. Prints medians, and ratios to `apart` of the same mode and seed: median, least to most.
+Colocated is beside StreamSync. `simulated`: a model of 7B on one device, 1024 samples a step, log-normal lengths up to 20,000 tokens. To train a step
+takes `--shares` of what the generators of `apart` take for it with all slots full, and on n devices an nth.
 """
 
 import argparse
-import json
 import statistics
-import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from learning import EXPERIMENTS, Changes
-from run_folders import Run, run_job, simulated_job
+from run_folders import run_job
 
-CURVE = ((1, 8.3), (16, 9.4), (64, 11.7))
-"""Milliseconds of a decoding step by samples: a model of 7B on one GPU."""
-SLOTS, TIME_SCALE, MEDIAN_TOKENS, SIGMA = 64, 0.1, 200.0, 0.7
-GENERATED_TOKEN_S = CURVE[-1][1] / 1000 * TIME_SCALE / SLOTS
+from streamrl_cli.simulation.reading import parse_scenario
+from streamrl_cli.simulation.results import steady_step_s
+from streamrl_cli.simulation.world import simulate
+
+CURVE = ((1, 8.3), (8, 9.0), (32, 10.2), (64, 11.7), (128, 15.2))
+"""Milliseconds of a decoding step by samples."""
+SLOTS, GROUPS, GROUP_SIZE = 128, 128, 8
+TOKEN_S = CURVE[-1][1] / 1000 / SLOTS
+"""Of a generator with all slots full."""
+SYNC, ASYNC = "StreamSync", "StreamAsync"
+VARIANTS = ((SYNC, "apart"), (SYNC, "Colocated"), (SYNC, "lending"), (ASYNC, "apart"), (ASYNC, "lending"))
 BEHIND_STEP = 2
 
-_LENT = "{{name: lent, devices: Trainer, engine: {engine}}}"
-_SYNC, _ASYNC = "StreamSync", "StreamAsync"
+
+class Rate(NamedTuple):
+    """Of one run."""
+
+    per_s: float
+    trainer_waits: float  # share of its wall
 
 
-def variants(*, pool: str, engine: str, colocated: Changes) -> Mapping[tuple[str, str], Changes]:
-    """(Mode, placement) -> changes of the job; `pool`: the generators of both, `engine`: theirs."""
-    lending = f"spec.generators=[{pool}, {_LENT.format(engine=engine)}]"
-    found: dict[tuple[str, str], Changes] = {}
-    for mode in (_SYNC, _ASYNC):
-        order = (f"spec.pipeline.mode={mode}", f"spec.pipeline.maxStalenessSteps={int(mode == _ASYNC)}")
-        found[mode, "apart"] = order
-        if mode == _SYNC:
-            found[mode, "Colocated"] = ("spec.pipeline.mode=Colocated", "spec.pipeline.maxStalenessSteps=0", *colocated)
-        found[mode, "lending"] = (*order, lending)
-    return found
+def scenario(mode: str, placement: str, *, devices: int, share: float, steps: int, seed: int) -> dict[str, Any]:
+    """A simulation of so many devices."""
+    colocated = placement == "Colocated"
+    common = {"slots": SLOTS, "latency": [{"batch": b, "milliseconds": ms} for b, ms in CURVE]}
+    own = {"name": "own", "scaling": {"static": {"replicas": devices - (not colocated)}}, **common}
+    lent = [{"name": "lent", "devices": "Trainer", **common}] if placement == "lending" else []
+    return {
+        "seed": seed,
+        "groupSize": GROUP_SIZE,
+        "maxTokens": 20_000,
+        "resolutionTokens": 16,
+        "pipeline": {
+            "mode": placement if colocated else mode,
+            "maxStalenessSteps": int(mode == ASYNC),
+            "batchGroups": GROUPS,
+            "steps": steps,
+        },
+        "scheduling": {"maxBufferBytes": "4Gi"},
+        "pools": [own, *lent],
+        "lengths": {"logNormal": {"medianTokens": 2500, "sigma": 0.7}, "withinGroupPercent": 50},
+        "trainer": {"secondsPerToken": share * TOKEN_S / (devices - 1) / (devices if colocated else 1)},
+        "curvesKnown": True,
+    }
 
 
-def simulated(share: float, *, groups: int, steps: int, folder: Path) -> tuple[Path, Mapping[tuple[str, str], Changes]]:
-    """A job that only takes time, and what it is changed by."""
-    points = [{"batch": batch, "milliseconds": milliseconds} for batch, milliseconds in CURVE]
-    engine = {"slots": SLOTS, "latency": points, "timeScale": TIME_SCALE, "meanTokens": MEDIAN_TOKENS, "sigma": SIGMA}
-    job = simulated_job("placement", pipeline={"batchGroups": groups, "steps": steps}, engine=engine)
-    job["spec"]["trainer"]["engine"]["simulated"]["secondsPerToken"] = share * GENERATED_TOKEN_S
-    (folder / "prompts.jsonl").write_text("".join(f'{{"prompt": "{n}", "answer": "{n}"}}\n' for n in range(4096)))
-    file = folder / "job.yaml"
-    file.write_text(json.dumps(job))
-    colocated = (
-        "spec.generators[0].scaling={static: {replicas: 2}}",
-        f"spec.trainer.engine.simulated.secondsPerToken={share * GENERATED_TOKEN_S / 2}",
-    )
-    pool = job["spec"]["generators"][0]
-    return file, variants(pool=json.dumps(pool), engine=json.dumps(pool["engine"]), colocated=colocated)
+def simulated(seed: int, mode: str, placement: str, *, devices: int, share: float, steps: int) -> Rate:
+    """In virtual time."""
+    found = simulate(parse_scenario(scenario(mode, placement, devices=devices, share=share, steps=steps, seed=seed)))
+    step_s = steady_step_s(found.steps)
+    assert step_s is not None, "one step says nothing"
+    return Rate(GROUPS * GROUP_SIZE / step_s, found.ratios("trainer")["pipeline"])
 
 
-def skewed(*, steps: int) -> tuple[Path, Mapping[tuple[str, str], Changes]]:
-    """The skewed task."""
-    stages = EXPERIMENTS["stages"]
-    engine = "{hf: {slots: 64}}"
-    fixed = (*stages.fixed(), f"spec.pipeline.steps={steps}", "spec.scheduling={dispatch: {longestFirst: {}}}")
-    colocated = ("spec.trainer.processesPerNode=2", "spec.generators[0].scaling={static: {replicas: 2}}")
-    found = variants(pool=f"{{name: local, engine: {engine}}}", engine=engine, colocated=colocated)
-    return stages.job, {name: (*fixed, *changes) for name, changes in found.items()}
-
-
-def measure(title: str, job: Path, asked: Mapping[tuple[str, str], Changes], *, rounds: int) -> None:
-    """Run all, round by round, and print a line for each."""
-    runs: dict[tuple[str, str], list[Run]] = {name: [] for name in asked}
-    for number in range(rounds):
-        for name, changes in asked.items():
-            runs[name].append(run := run_job(job, changes=[f"spec.seed={number}", *changes]))
-            rate = run.samples_per_s_behind(BEHIND_STEP)
-            print(f"# {title}, round {number}, {' '.join(name)}: {rate:.1f} samples/s", flush=True)
-    for (mode, placement), mine in runs.items():
-        rates, base = (_rates(some) for some in (mine, runs[mode, "apart"]))
-        ratios = [rate / other for rate, other in zip(rates, base, strict=True)]
-        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        waits = statistics.mean(run.shares["trainer"]["pipeline"] for run in mine)
-        print(f"| {title} | `{mode}` | {placement} | {statistics.median(rates):.0f} | {ratio} | {100 * waits:.0f} |", flush=True)  # fmt: skip
-
-
-def _rates(runs: Sequence[Run]) -> list[float]:
+def skewed(seed: int, mode: str, placement: str, *, steps: int) -> Rate:
     """In tokens: lengths change as a policy learns, not the same way in each run."""
-    return [run.tokens_per_s_behind(BEHIND_STEP) for run in runs]
+    stages = EXPERIMENTS["stages"]
+    changes = [f"spec.seed={seed}", *stages.fixed(), f"spec.pipeline.steps={steps}", *_placed(mode, placement)]
+    run = run_job(stages.job, changes=changes)
+    return Rate(run.tokens_per_s_behind(BEHIND_STEP), run.shares["trainer"]["pipeline"])
+
+
+def _placed(mode: str, placement: str) -> Changes:
+    if placement == "Colocated":
+        two = ("spec.trainer.processesPerNode=2", "spec.generators[0].scaling={static: {replicas: 2}}")
+        return ("spec.pipeline.mode=Colocated", "spec.pipeline.maxStalenessSteps=0", *two)
+    order = (f"spec.pipeline.mode={mode}", f"spec.pipeline.maxStalenessSteps={int(mode == ASYNC)}")
+    engine = "engine: {hf: {slots: 64}}"
+    pools = f"spec.generators=[{{name: local, {engine}}}, {{name: lent, devices: Trainer, {engine}}}]"
+    return (*order, pools) if placement == "lending" else order
+
+
+def measure(title: str, rate: Callable[[int, str, str], Rate], *, seeds: Sequence[int]) -> None:
+    """Run all, seed by seed, and print a line for each."""
+    found: Mapping[tuple[str, str], list[Rate]] = {name: [] for name in VARIANTS}
+    for seed in seeds:
+        for (mode, placement), mine in found.items():
+            mine.append(rate(seed, mode, placement))
+            print(f"# {title}, seed {seed}, {mode} {placement}: {mine[-1].per_s:.1f} a second", flush=True)
+    for (mode, placement), mine in found.items():
+        ratios = [one.per_s / other.per_s for one, other in zip(mine, found[mode, "apart"], strict=True)]
+        ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        per_s = statistics.median(one.per_s for one in mine)
+        waits = f"{100 * statistics.mean(one.trainer_waits for one in mine):.0f}"
+        print(f"| {title} | `{mode}` | {placement} | {per_s:,.1f} | {ratio} | {waits} |", flush=True)
 
 
 def main() -> None:
     """Run them, print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", default=["simulated", "skewed"])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--groups", type=int, default=128, help="a step, of the simulated task")
-    parser.add_argument("--shares", type=float, nargs="+", default=[0.25, 1.0])
-    args: Any = parser.parse_args()
-    print("| task | mode | placement | tokens/s | to apart | trainer waits, % |\n|---" + "|---" * 5 + "|")
+    parser.add_argument("--devices", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--shares", type=float, nargs="+", default=[0.25, 0.5, 1.0])
+    args = parser.parse_args()
+    print(
+        "| task | mode | placement | samples/s, skewed: tokens/s | to apart | trainer waits, % |\n|---"
+        + "|---" * 5
+        + "|"
+    )
     if "simulated" in args.tasks:
-        with tempfile.TemporaryDirectory() as scratch:
+        for devices in args.devices:
             for share in args.shares:
-                job, asked = simulated(share, groups=args.groups, steps=args.steps, folder=Path(scratch))
-                measure(f"simulated, {share:g}", job, asked, rounds=args.rounds)
+                of = partial(simulated, devices=devices, share=share, steps=args.steps)
+                measure(f"{devices} devices, {share:g}", of, seeds=args.seeds)
     if "skewed" in args.tasks:
-        job, asked = skewed(steps=args.steps)
-        measure("skewed", job, asked, rounds=args.rounds)
+        measure("skewed", partial(skewed, steps=args.steps), seeds=args.seeds)
 
 
 if __name__ == "__main__":
