@@ -1,14 +1,15 @@
 """Samples/s by where generators are: on devices of their own, in turn with the trainer, and one on the trainer's device beside others.
 
-    python benchmarks/placement.py simulated    # by the scheduler's own core in virtual time: two to eight devices; five minutes of a processor
-    python benchmarks/placement.py skewed       # `streamrl run` on two cores: the skewed task of `learning.py`, engine hf
+    python benchmarks/placement.py simulated    # by the scheduler's own core in virtual time: two devices and four; two minutes of a processor
+    python benchmarks/placement.py modes        # `streamrl run` on two cores, engine hf: the README's job
+    python benchmarks/placement.py stages       # the same: the skewed task of `learning.py`
 
     apart        one device for the trainer, a generator on each other one
     Colocated    a generator on each device, and all devices for the trainer, in turn
     lending      apart, and one more generator on the trainer's device while the trainer waits
 
 Seeds are the outer loop, so a busy machine hurts all alike. Prints medians, and ratios to `apart` of the same mode and seed: median, least to most.
-Colocated is beside StreamSync. `simulated`: a model of 7B on one device, 1024 samples a step, log-normal lengths up to 20,000 tokens. To train a step
+Colocated is beside StreamSync. `simulated`: a model of 7B on one device, 512 samples a step, log-normal lengths up to 20,000 tokens. To train a step
 takes `--shares` of what the generators of `apart` take for it with all slots full, and on n devices an nth.
 """
 
@@ -27,7 +28,7 @@ from streamrl_cli.simulation.world import simulate
 
 CURVE = ((1, 8.3), (8, 9.0), (32, 10.2), (64, 11.7), (128, 15.2))
 """Milliseconds of a decoding step by samples."""
-SLOTS, GROUPS, GROUP_SIZE = 128, 128, 8
+SLOTS, GROUPS, GROUP_SIZE = 128, 64, 8
 TOKEN_S = CURVE[-1][1] / 1000 / SLOTS
 """Of a generator with all slots full."""
 SYNC, ASYNC = "StreamSync", "StreamAsync"
@@ -75,11 +76,12 @@ def simulated(seed: int, mode: str, placement: str, *, devices: int, share: floa
     return Rate(GROUPS * GROUP_SIZE / step_s, found.ratios("trainer")["pipeline"])
 
 
-def skewed(seed: int, mode: str, placement: str, *, steps: int) -> Rate:
+def real(seed: int, mode: str, placement: str, *, task: str, steps: int) -> Rate:
     """In tokens: lengths change as a policy learns, not the same way in each run."""
-    stages = EXPERIMENTS["stages"]
-    changes = [f"spec.seed={seed}", *stages.fixed(), f"spec.pipeline.steps={steps}", *_placed(mode, placement)]
-    run = run_job(stages.job, changes=changes)
+    asked = EXPERIMENTS[task]
+    never = "spec.task.evaluation.intervalSteps=1000000"
+    changes = [f"spec.seed={seed}", *asked.fixed(), never, f"spec.pipeline.steps={steps}", *_placed(mode, placement)]
+    run = run_job(asked.job, changes=changes)
     return Rate(run.tokens_per_s_behind(BEHIND_STEP), run.shares["trainer"]["pipeline"])
 
 
@@ -111,14 +113,14 @@ def measure(title: str, rate: Callable[[int, str, str], Rate], *, seeds: Sequenc
 def main() -> None:
     """Run them, print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", default=["simulated", "skewed"])
+    parser.add_argument("tasks", nargs="*", metavar="TASK", default=["simulated", "modes", "stages"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--devices", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--devices", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.25, 0.5, 1.0])
     args = parser.parse_args()
     print(
-        "| task | mode | placement | samples/s, skewed: tokens/s | to apart | trainer waits, % |\n|---"
+        "| task | mode | placement | samples/s; modes, stages: tokens/s | to apart | trainer waits, % |\n|---"
         + "|---" * 5
         + "|"
     )
@@ -127,8 +129,8 @@ def main() -> None:
             for share in args.shares:
                 of = partial(simulated, devices=devices, share=share, steps=args.steps)
                 measure(f"{devices} devices, {share:g}", of, seeds=args.seeds)
-    if "skewed" in args.tasks:
-        measure("skewed", partial(skewed, steps=args.steps), seeds=args.seeds)
+    for task in sorted({"modes", "stages"} & set(args.tasks)):
+        measure(task, partial(real, task=task, steps=args.steps), seeds=args.seeds)
 
 
 if __name__ == "__main__":

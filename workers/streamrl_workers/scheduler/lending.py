@@ -3,8 +3,8 @@
     the trainer says that it waits ──▶ they go on ──▶ a group is delivered, or the trainer is gone ──▶ they are paused
 
 The trainer asks nobody: it computes as soon as it has a group. A generator stops between two of its steps, so both compute at once for one such
-step and one message at most. What a paused generator holds it keeps. Once all of its tokens must have been told, its samples move to free slots
-of others, as far as nothing else waits for these. Not in order (`delivery: Logical`), where a sample that moves is computed otherwise.
+step and one message at most. What a paused generator holds it keeps. Once all of its tokens must have been told, its samples move to the slots of
+others that are free or get free. Not in order (`delivery: Logical`), where a sample that moves is computed otherwise.
 
 No wait is for ever: a trainer that lacks a group has nothing to compute sooner or later, and then those who make that group go on.
 
@@ -33,7 +33,6 @@ class Lending:
         self._outbox = parts.outbox
         self._fleet = parts.fleet
         self._groups = parts.groups
-        self._waiting = parts.waiting
         self._lifecycle = parts.lifecycle
         self._evaluator = parts.evaluator
         self._trainer_waits = trainer_waits
@@ -65,8 +64,8 @@ class Lending:
                 self._outbox.to_generator(generator.generator_id, command)
 
     def _take_over(self) -> None:
-        """Move what paused ones hold, while slots are free and nothing else waits for them."""
-        if self._waiting.samples or self._evaluator.waiting:
+        """Move what paused ones hold, while slots are free: it is older than what waits."""
+        if self._evaluator.waiting:
             return
         held = [lease for one in self._fleet if one.paused for lease in one.leases.values() if not lease.evaluation]
         for lease in held:

@@ -94,7 +94,7 @@ def test_a_lent_generator_that_dies_while_it_is_paused_leaves_its_samples_to_oth
     [
         ({}, 12, TAKE_OVER_S, True),
         ({}, 12, TAKE_OVER_S / 2, False),  # not all of its tokens may have been told
-        ({}, 3, TAKE_OVER_S, False),  # others wait for the slots
+        ({}, 3, TAKE_OVER_S, False),  # no slot is free
         ({"in_order": True, "partial_rollouts": False}, 12, TAKE_OVER_S, False),
         ({"partial_rollouts": False}, 12, TAKE_OVER_S, True),  # the version is the same
     ],
