@@ -1,6 +1,6 @@
 """Samples/s by where generators are: on devices of their own, in turn with the trainer, and one on the trainer's device beside others.
 
-    python benchmarks/placement.py simulated    # by the scheduler's own core in virtual time: two devices and four; two minutes of a processor
+    python benchmarks/placement.py simulated    # by the scheduler's own core in virtual time: two to eight devices; ten minutes of a processor
     python benchmarks/placement.py modes        # `streamrl run` on two cores, engine hf: the README's job
     python benchmarks/placement.py stages       # the same: the skewed task of `learning.py`
 
@@ -9,7 +9,7 @@
     lending      apart, and one more generator on the trainer's device while the trainer waits
 
 Seeds are the outer loop, so a busy machine hurts all alike. Prints medians, and ratios to `apart` of the same mode and seed: median, least to most.
-Colocated is beside StreamSync. `simulated`: a model of 7B on one device, 512 samples a step, log-normal lengths up to 20,000 tokens. To train a step
+Colocated is beside StreamSync. `simulated`: a model of 7B on one device, 1024 samples a step, log-normal lengths up to 20,000 tokens. To train a step
 takes `--shares` of what the generators of `apart` take for it with all slots full, and on n devices an nth.
 """
 
@@ -28,7 +28,7 @@ from streamrl_cli.simulation.world import simulate
 
 CURVE = ((1, 8.3), (8, 9.0), (32, 10.2), (64, 11.7), (128, 15.2))
 """Milliseconds of a decoding step by samples."""
-SLOTS, GROUPS, GROUP_SIZE = 128, 64, 8
+SLOTS, GROUPS, GROUP_SIZE = 128, 128, 8
 TOKEN_S = CURVE[-1][1] / 1000 / SLOTS
 """Of a generator with all slots full."""
 SYNC, ASYNC = "StreamSync", "StreamAsync"
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("tasks", nargs="*", metavar="TASK", default=["simulated", "modes", "stages"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--devices", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--devices", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--shares", type=float, nargs="+", default=[0.25, 0.5, 1.0])
     args = parser.parse_args()
     print(
