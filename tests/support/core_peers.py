@@ -25,6 +25,9 @@ class SimGenerator:
     idle: str = ""
     leaving: bool = False
     cluster: str = ""
+    pool: str = "p"
+    paused: bool = False
+    told_paused: bool = False  # by what it may not have read yet
     drain: bool = False  # was told to drain, behind every issue
 
 
@@ -45,13 +48,25 @@ class SimTrainer:
     held_out: Sequence[pb.Sample] = ()
     owed: int = 0
     """Bytes of groups that it has taken and not yet paid for."""
+    said: tuple[int, int] | None = None
+    """Step, and groups of it, with which it has said over this connection that it has nothing to compute."""
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether it has said so, and nothing is on its way to it."""
+        return self.connected and self.welcomed and self.said == (self.step, len(self.held) + self.coming)
+
+    @property
+    def coming(self) -> int:
+        """Groups on their way to it."""
+        return sum(command.HasField("group") for command in self.inbox)
 
 
-def hello_of(generator: SimGenerator, *, pool: str, kv: int | None) -> pb.GeneratorHello:
+def hello_of(generator: SimGenerator, *, kv: int | None) -> pb.GeneratorHello:
     hello = pb.GeneratorHello(
         generator_id=generator.name,
         instance=generator.instance,
-        pool=pool,
+        pool=generator.pool,
         slots=generator.slots,
         kv_capacity_tokens=kv,
         cluster=generator.cluster,

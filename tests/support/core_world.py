@@ -1,6 +1,6 @@
 """A small world around the scheduler's core: links, a journal, generators, a trainer, all driven by hand.
 
-What the server does asynchronously is a queue here: a test decides what happens next. Checks invariants 1 and 2.
+What the server does asynchronously is a queue here: a test decides what happens next. Checks who is paused.
 """
 
 from collections import deque
@@ -18,9 +18,10 @@ from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Score, ScoreSample, TurnAnswer
 from support.core_peers import SimGenerator, SimTrainer, group_command, hello_of, is_evaluation
-from support.core_rows import check_held_out, is_of_row, prompts_of
+from support.core_rows import prompts_of
+from support.core_trainer import TrainerSide
 from support.replayed import replay
-from support.turns import CONTEXT_CHAR, check_trajectory, next_token, states_of
+from support.turns import CONTEXT_CHAR, next_token
 
 STEEP = LatencyCurve((1, 64), (0.01, 0.2))
 """Seconds of a step in the pool "p": it is known, so that dispatch plans; nothing is known of others."""
@@ -47,7 +48,7 @@ def settings(**changes) -> SchedulerSettings:
     return SchedulerSettings(**{**values, **changes})
 
 
-class World:
+class World(TrainerSide):
     """The core and everybody around it."""
 
     ours = True  # all tokens are by `next_token`
@@ -66,6 +67,7 @@ class World:
         self.prompts: deque[NeedPrompts] = deque()
         self.slots = slots
         self.clusters: dict[str, str] = {}  # of generators that are in another one than the trainer
+        self.pools: dict[str, str] = {}  # of generators that are in another one than "p"
         self.kv: int | None = None  # capacity in tokens of those that join
         self.lives = 0
         self.instances = 0
@@ -155,7 +157,11 @@ class World:
     def tell_generator(self, effect: fx.ToGenerator) -> None:
         generator = self.generators.get(effect.generator_id)
         if generator is not None and generator.connected:
-            assert not (generator.leaving and effect.command.HasField("issue")), "it takes nothing more"
+            is_issue = effect.command.HasField("issue")
+            assert not (generator.leaving and is_issue), "it takes nothing more"
+            assert not (generator.told_paused and is_issue), "it is paused"
+            if effect.command.HasField("pause"):
+                generator.told_paused = effect.command.pause.paused
             generator.inbox.append(effect.command)
 
     def check(self) -> None:
@@ -168,8 +174,19 @@ class World:
         assert view.prompts_ready <= self.job.prompt_look_ahead
         for generator in self.generators.values():
             assert len(generator.active) <= generator.slots or not generator.connected
+        if not (self.core.in_portions or self.core._ending or self.core._failed):
+            self.check_pauses()
         if self.job.whole_batches and view.delivered_groups and view.step not in self.taken:
             assert view.buffered_groups >= self.job.batch_groups, "delivered before the batch was whole"
+
+    def check_pauses(self) -> None:
+        """Who is on the trainer's devices is paused, unless the trainer has nothing to compute."""
+        trainer = self.trainer
+        goes_on = trainer is not None and trainer.has_nothing and self.core.view().step <= trainer.step
+        awaits_record = goes_on and self.core._feed.step < trainer.step
+        for generator in self.generators.values():
+            if generator.connected and not awaits_record:
+                assert generator.told_paused == (generator.pool in self.job.lent_pools and not goes_on)
 
     def note(self, record: rec.Record) -> None:
         """Dynamic sampling is bounded for each step."""
@@ -222,7 +239,7 @@ class World:
 
     # ---- generators
 
-    def join_generator(self, name: str, *, pool: str = "p") -> None:
+    def join_generator(self, name: str, *, pool: str | None = None) -> None:
         generator = self.generators.get(name)
         if generator is None or generator.leaving:
             self.generators.pop(name, None)
@@ -235,7 +252,9 @@ class World:
         generator.inbox.clear()
         generator.active.clear()
         generator.wanted = None
-        self.do(self.core.generator_joined(hello_of(generator, pool=pool, kv=self.kv), now_s=self.now_s))
+        generator.pool = pool or self.pools.get(name, "p")
+        generator.paused = generator.told_paused = False
+        self.do(self.core.generator_joined(hello_of(generator, kv=self.kv), now_s=self.now_s))
 
     def kill_generator(self, name: str) -> None:
         del self.generators[name]
@@ -270,6 +289,8 @@ class World:
                 generator.wanted, generator.source = command.weights.version, command.weights.address
             case "idle":
                 generator.idle = command.idle.cause
+            case "pause":
+                generator.paused = command.pause.paused
             case "drain":
                 generator.drain = True
 
@@ -302,115 +323,7 @@ class World:
             del generator.active[lease]
         self.do(self.core.generator_progress(generator.name, items=[item], now_s=self.now_s))
 
-    # ---- the trainer
-
-    def start_trainer(self, *, credit: int = 1_000_000) -> None:
-        """A new process, from the newest checkpoint."""
-        self.instances += 1
-        self.trainer = SimTrainer(f"t{self.instances}", self.checkpoint, credit=credit)
-        self.join_trainer()
-
-    def join_trainer(self) -> None:
-        trainer = self.trainer
-        trainer.connected, trainer.welcomed = True, False
-        trainer.inbox.clear()
-        hello = pb.TrainerHello(
-            trainer_id="trainer-0",
-            instance=trainer.instance,
-            step=trainer.step,
-            held_groups=list(trainer.held),
-            unrecorded_step=trainer.unrecorded,
-            weights_address="h:1",
-            checkpoint_step=self.checkpoint,
-        )
-        self.do(self.core.trainer_joined(hello))
-
-    def deliver_trainer(self) -> None:
-        trainer = self.trainer
-        command = trainer.inbox.popleft()
-        match command.WhichOneof("command"):
-            case "welcome":
-                trainer.attempt, trainer.welcomed, trainer.owed = command.welcome.attempt, True, 0
-                assert command.welcome.batch_groups == self.job.batch_groups
-                self.do(self.core.credit(trainer.credit))
-                self.publish()
-            case "group":
-                assert command.group.step == trainer.step
-                assert command.group.group_id not in trainer.held
-                trainer.held[command.group.group_id] = command.group
-                trainer.owed += command.group.size_bytes
-            case "step_recorded":
-                if trainer.unrecorded is not None and command.step_recorded.step == trainer.unrecorded.step:
-                    trainer.unrecorded = None
-            case "held_out":
-                trainer.held_out = check_held_out(command.held_out.samples, job=self.job)
-            case "idle":
-                trainer.idle = command.idle.cause
-            case "restart":
-                raise AssertionError(f"restart: {command.restart.reason}")
-
-    def pay(self) -> None:
-        """The trainer has room again for what it has taken."""
-        paid, self.trainer.owed = self.trainer.owed, 0
-        self.do(self.core.credit(paid))
-
-    def publish(self) -> None:
-        name = pb.VersionName(attempt=self.trainer.attempt, step=self.trainer.step, hash=b"h")
-        self.do(self.core.published(pb.Published(version=name, size_bytes=1), address="h:1"))
-
-    def take_step(self) -> None:
-        trainer = self.trainer
-        done = pb.StepDone(step=trainer.step, group_ids=[*trainer.held], states=states_of(trainer.held, job=self.job))
-        self.check_step(trainer.step, list(trainer.held.values()))
-        trainer.unrecorded = done
-        trainer.held = {}
-        trainer.step += 1
-        self.do(self.core.step_done(done))
-        self.publish()
-
-    def check_step(self, step: int, groups: list[pb.Group]) -> None:
-        """Invariants 1 and 2, from what the trainer really got."""
-        ids = tuple(sorted(group.group_id for group in groups))
-        recorded = [tuple(sorted(r.group_ids)) for r in self.durable if isinstance(r, rec.StepTaken) and r.step == step]
-        assert all(ids == before for before in recorded), "a step was repeated with other groups"
-        numbers = [group.group_id for group in groups]
-        left = {group.group_id for group in self.core._components.groups if not group.recorded}
-        in_order = numbers == sorted(numbers) and all(number in numbers for number in left if number < numbers[-1])
-        assert in_order or not self.job.in_order, "what is behind none of them is in a step or dropped"
-        others = {g for s, taken in self.history.items() if s < step for g in taken}
-        assert not others & set(ids), "a group is in two steps"
-        self.history = {s: taken for s, taken in self.history.items() if s < step} | {step: ids}
-        for group in groups:
-            assert len(group.samples) == self.job.group_size
-            for trajectory in group.samples:
-                check_trajectory(trajectory, job=self.job, ours=self.ours and not self.job.supervised)
-                assert not self.job.supervised or is_of_row(trajectory, group.group_id)
-            first = min(trajectory.spans[0].step for trajectory in group.samples)
-            assert step - first <= self.job.staleness
-            self.staleness_seen.add(step - first)
-
-    def write_checkpoint(self) -> None:
-        """Journal first, then the file, then the word to the scheduler."""
-        trainer = self.trainer
-        self.checkpoint = trainer.step
-        exported = trainer.step >= self.job.steps
-        done = pb.Checkpointed(
-            step=trainer.step, path=f"step-{trainer.step}", exported=exported, oldest_step=trainer.step
-        )
-        self.do(self.core.checkpointed(done))
-
     # ---- what can be done now
-
-    def can_take_step(self) -> bool:
-        trainer = self.trainer
-        ready = trainer is not None and trainer.connected and trainer.welcomed and trainer.unrecorded is None
-        return ready and len(trainer.held) == self.job.batch_groups
-
-    def can_checkpoint(self) -> bool:
-        trainer = self.trainer
-        ready = trainer is not None and trainer.connected and trainer.welcomed and trainer.unrecorded is None
-        recorded = ready and trainer.step <= self.core.view().step and not trainer.held
-        return recorded and (trainer.step > self.checkpoint or trainer.step >= self.job.steps)
 
     def progress_some(self, chance: Random, *, pace: float, finish: float) -> None:
         """Each thing that can happen happens with chance `pace`; a sample that gains a token ends with `finish`."""
@@ -429,7 +342,7 @@ class World:
             pinned = any(request.pinned for request in generator.active.values())
             if generator.wanted is not None and not pinned and chance.random() < pace:
                 self.load_weights(generator)
-            for lease in [lease for lease in generator.active if chance.random() < pace]:
+            for lease in [lease for lease in generator.active if not generator.paused and chance.random() < pace]:
                 self.make_token(generator, lease, finish="stop" if chance.random() < finish else "")
         while self.trainer is not None and self.trainer.connected and self.trainer.inbox and chance.random() < pace:
             self.deliver_trainer()
@@ -437,6 +350,8 @@ class World:
             self.pay()
         if self.can_take_step() and chance.random() < pace:
             self.take_step()
+        if self.can_wait() and chance.random() < pace:
+            self.say_it_waits()
 
     def progress_once(self) -> bool:
         """Everything that can happen happens once; whether anything did."""
@@ -461,7 +376,7 @@ class World:
             if generator.connected and generator.wanted is not None and not pinned:
                 self.load_weights(generator)
                 acted = True
-            for lease in list(generator.active):
+            for lease in [] if generator.paused else list(generator.active):
                 self.make_token(generator, lease, finish="stop")
                 acted = True
             acted |= self.finish_leaving(generator.name)
@@ -473,6 +388,9 @@ class World:
             acted = True
         if self.can_take_step():
             self.take_step()
+            acted = True
+        if self.can_wait():
+            self.say_it_waits()
             acted = True
         return acted
 

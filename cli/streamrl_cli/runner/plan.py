@@ -1,16 +1,17 @@
 """Which processes a job becomes on one machine, and which cores and GPUs each gets. Pure but for `usable_cpus` and `visible_gpus`.
 
 Cores. Stream and Batch: trainer ranks and generators work at the same time, so they get cores of their own where there are
-enough. Colocated: they take turns, so each gets them all. The scheduler and the task pool are never pinned: they need
+enough. Pools on the trainer's devices get its cores; where all are (Colocated) everyone gets all cores. The scheduler and the task pool are never pinned: they need
 little, at moments that nobody knows. Cores cannot be dealt again to processes that run, so an elastic pool is dealt
 for its `maxReplicas`: a new generator takes nothing away from those that are there.
 
 GPUs. Rank r of the trainer takes the r-th GPU that it sees (torchrun's `LOCAL_RANK`), so all ranks see the first ones. A
-generator uses as many GPUs as its engine says (`tensorParallelSize`), else one: the next of the rest, in turn; with mode
-Colocated, and where too few are left, of all of them. Without GPUs nobody is told anything.
+generator uses as many GPUs as its engine says (`tensorParallelSize`), else one: the next of the rest, in turn, or of the
+trainer's; with mode Colocated, and where these are too few, of all of them. Without GPUs nobody is told anything.
 """
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +61,14 @@ class Placement:
     ranks: tuple[Share, ...]
     """By rank of the trainer."""
     generators: tuple[Share, ...]
-    """Dealt in turn: the generator with number i over all pools gets share i modulo their number."""
+    """Dealt in turn: the generator with number i over all pools of own devices gets share i modulo their number."""
+    lent: tuple[Share, ...] = ()
+    """The same for those on the trainer's devices."""
 
-    def generator(self, number: int) -> Share:
+    def generator(self, number: int, *, lent: bool = False) -> Share:
         """The share of a generator."""
-        return self.generators[number % len(self.generators)]
+        shares = self.lent if lent else self.generators
+        return shares[number % len(shares)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +83,14 @@ class ProcessPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolPlacement:
-    """Where a pool's generators begin among those of all pools at their largest."""
+    """Where a pool's generators begin among those of all pools at their largest; those on the trainer's devices count by themselves."""
 
     first_number: int
     first_device: int
     devices: int
     """Of one generator."""
+    lent: bool
+    """Whether they are on the trainer's devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +104,7 @@ class RunPlan:
     placement: Placement
     gpus: Sequence[str]
     colocated: bool
+    """Whether all pools are on the trainer's devices."""
 
     def member(self, pool: str, *, ordinal: int) -> ProcessPlan:
         """The process with that ordinal in its pool: a generator, or the link of an agent host."""
@@ -105,14 +112,15 @@ class RunPlan:
             return _process(f"{names.AGENTS}-{ordinal}", role="agent_link", env={keys.ENV_POOL: pool})
         planned = self.pools[pool]
         name = generator_name(pool, ordinal=ordinal)
-        share = self.placement.generator(planned.first_number + ordinal)
+        share = self.placement.generator(planned.first_number + ordinal, lent=planned.lent)
         return _process(
             name, role="generator", env={**share.env(), **self._gpus_of(planned, ordinal), keys.ENV_POOL: pool}
         )
 
     def _gpus_of(self, pool: "PoolPlacement", ordinal: int) -> dict[str, str]:
-        rest = () if self.colocated else self.gpus[len(self.ranks) :]
-        free = rest if len(rest) >= pool.devices else self.gpus
+        ranks = len(self.ranks)
+        mine = () if self.colocated else self.gpus[:ranks] if pool.lent else self.gpus[ranks:]
+        free = mine if len(mine) >= pool.devices else self.gpus
         first = pool.first_device + ordinal * pool.devices
         return {ENV_VISIBLE: ",".join(free[(first + i) % len(free)] for i in range(pool.devices))} if free else {}
 
@@ -130,21 +138,25 @@ def plan_run(spec: RLJobSpec, *, cpus: Sequence[int], gpus: Sequence[str] = (), 
         pools=_pools(spec, gpus=gpus),
         placement=placement,
         gpus=gpus,
-        colocated=spec.pipeline.mode == "Colocated",
+        colocated=len(spec.lent_pools) == len(spec.generators),
     )
 
 
 def _pools(spec: RLJobSpec, *, gpus: Sequence[str]) -> dict[str, PoolPlacement]:
     plans: dict[str, PoolPlacement] = {}
-    number = device = 0
+    numbers, firsts = Counter[bool](), Counter[bool]()
+    """By whether they are lent: generators, and devices, of the pools before."""
     for place, pool in enumerate(spec.generators):
         devices = pool.engine.common.devices
         if gpus and devices > len(gpus):
             field = f"spec.generators[{place}].engine.vllm.tensorParallelSize"
             raise UserError(field=field, rule=f"must be at most {len(gpus)}, the GPUs of this machine", got=devices)
-        plans[pool.name] = PoolPlacement(first_number=number, first_device=device, devices=devices)
-        number += pool.scaling.most
-        device += pool.scaling.most * devices
+        lent = pool.name in spec.lent_pools
+        plans[pool.name] = PoolPlacement(
+            first_number=numbers[lent], first_device=firsts[lent], devices=devices, lent=lent
+        )
+        numbers[lent] += pool.scaling.most
+        firsts[lent] += pool.scaling.most * devices
     return plans
 
 
@@ -175,20 +187,25 @@ def _process(name: str, *, role: Role, env: Mapping[str, str]) -> ProcessPlan:
 
 def place(spec: RLJobSpec, *, cpus: Sequence[int]) -> Placement:
     """Deal `cpus` (at least one) to ranks and generators."""
-    ranks, generators = spec.trainer.processes_per_node, sum(pool.scaling.most for pool in spec.generators)
+    ranks, most = spec.trainer.processes_per_node, Counter[bool]()
+    for pool in spec.generators:
+        most[pool.name in spec.lent_pools] += pool.scaling.most
+    generators, lent = most[False], most[True]
     small = _parameters(spec) < SMALL_PARAMETERS
     cores = 1 if small else len(cpus)
+    if not generators and lent:
+        return Placement(ranks=_all(cores, among=ranks) * ranks, generators=(), lent=_all(cores, among=lent))
     if not generators:
         return Placement(ranks=_slices(cpus, count=ranks, small=small), generators=())
-    if spec.pipeline.mode == "Colocated":
-        return Placement(ranks=_all(cores, among=ranks) * ranks, generators=_all(cores, among=generators))
     if len(cpus) <= ranks:  # not even one core for the generators: the system shares them more evenly than we
         shared = _all(cores, among=ranks + generators)
-        return Placement(ranks=shared * ranks, generators=shared)
+        return Placement(ranks=shared * ranks, generators=shared, lent=shared)
     a_rank = max(1, len(cpus) // (ranks + generators))
     trainers, rest = cpus[: ranks * a_rank], cpus[ranks * a_rank :]
     return Placement(
-        ranks=_slices(trainers, count=ranks, small=small), generators=_slices(rest, count=generators, small=small)
+        ranks=_slices(trainers, count=ranks, small=small),
+        generators=_slices(rest, count=generators, small=small),
+        lent=_slices(trainers, count=lent, small=small) if lent else (),
     )
 
 

@@ -5,7 +5,7 @@ that it is in follows the generator's own rule (`metrics/bubbles.py`). Does not 
 (`replicas.py`), nor the core (`shell.py`).
 
 Differences to the process (docs/simulator.md): progress is told when a sample ends, and on the way only where the
-scheduler decides by it (`scheduling.rebalance` or `partialProgress`, while nothing waits); what a real one would have
+scheduler decides by it (`scheduling.rebalance`, `partialProgress`, a pool on the trainer's devices, while nothing waits); what a real one would have
 told before it died is told at its death. In such runs a sample that comes with tokens has them read: nothing is made for
 the time of as many tokens of a full batch; in others that takes no time.
 """
@@ -70,7 +70,7 @@ class ModelledGenerator:
         """Since when."""
         self._next: pb.VersionName | None = None
         """To be fetched afterwards."""
-        self._swapping = self._queued = self._draining = self._telling = False
+        self._swapping = self._queued = self._draining = self._telling = self._paused = False
         self._read_s = 0.0
         """Until then it reads what samples have brought."""
         self._idle_cause = "no_prompts"
@@ -165,6 +165,10 @@ class ModelledGenerator:
                 self._idle_cause = command.idle.cause
             case "queue":
                 self._queued = command.queue.waiting
+            case "pause":
+                self._advance()
+                self._paused = command.pause.paused
+                self._pause()
             case "drain":
                 self._draining = True
         self._shell.touched[self.name] = self
@@ -216,7 +220,7 @@ class ModelledGenerator:
             self._shell.touched[self.name] = self
 
     def _pause(self) -> None:
-        self._engine.pause(paused=self._swapping or self._now_s < self._read_s)
+        self._engine.pause(paused=self._swapping or self._paused or self._now_s < self._read_s)
 
     def _cancel(self, lease: int) -> None:
         run = self._running.pop(lease, None)
@@ -382,7 +386,7 @@ class ModelledGenerator:
 
     def _note(self) -> None:
         """Tell the bubble clock what is the case from now on."""
-        active = len(self._engine)
+        active = 0 if self._paused else len(self._engine)
         if active and not self._swapping:
             states = self.pool.queued_states if self._queued else self.pool.lonely_states
             self.wall.enter(states[active - 1], now_s=self._now_s)
@@ -396,7 +400,7 @@ class ModelledGenerator:
             active=active,
             slots=self.pool.slots,
             queued=self._queued,
-            idle_cause=self._idle_cause,
+            idle_cause="phase" if self._paused else self._idle_cause,
         )
         self.wall.enter(generator_wall(situation), now_s=self._now_s)
 

@@ -5,7 +5,7 @@ models. Does not own reading (`reading.py`), nor the drawing of lengths (`length
 """
 
 from itertools import pairwise
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -136,6 +136,9 @@ class ScenarioPool(SpecModel):
         ge=0,
         le=1e6,
         description="Added to a decoding step for each token of context in the batch, in nanoseconds.",
+    )
+    devices: Literal["Own", "Trainer"] = Field(
+        default="Own", description="Trainer: they generate while the trainer waits; with mode Colocated all do."
     )
     cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of one replica; weighs its bubbles.")
     start_seconds: float = Field(

@@ -86,10 +86,17 @@ def core_settings(scenario: Scenario) -> SchedulerSettings:
     return replace(
         settings,
         sampling=pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=-(-scenario.max_tokens // unit)),
+        lent_pools=lent_pools(scenario),
         evaluation_prompts=0,
         archived_percent=0,
         max_buffer_bytes=max(1, parse_bytes(scenario.scheduling.max_buffer_bytes) // unit),
     )
+
+
+def lent_pools(scenario: Scenario) -> frozenset[str]:
+    """Pools on the trainer's devices."""
+    colocated = scenario.pipeline.mode == "Colocated"
+    return frozenset(pool.name for pool in scenario.pools if colocated or pool.devices == "Trainer")
 
 
 def known_curves(scenario: Scenario) -> Curves | None:
@@ -150,7 +157,8 @@ class Shell:
         self.unit = scenario.resolution_tokens
         self.max_tokens = scenario.max_tokens
         self.prompt_tokens = scenario.prompt_tokens
-        self.tells_partials = scenario.partial_progress or scenario.scheduling.rebalance is not None
+        lends = scenario.pipeline.mode != "Colocated" and bool(lent_pools(scenario))
+        self.tells_partials = scenario.partial_progress or scenario.scheduling.rebalance is not None or lends
         """Whether replicas tell of running samples while nothing waits."""
         self.calls = 0
         """Events that the core was told."""

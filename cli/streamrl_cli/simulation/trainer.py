@@ -44,6 +44,8 @@ class ModelledTrainer:
         self._unrecorded: int | None = None
         self._cause = "no_samples"
         self._at_work = False
+        self._told_waits: tuple[int, int] | None = None
+        """Step and groups with which it last said that it waits."""
         self._ready = False
         """Whether it takes groups: welcomed, published, and not done."""
         self._goes_on: Callable[[], None] | None = None
@@ -129,6 +131,7 @@ class ModelledTrainer:
         self._unrecorded = self._goes_on = self._after_record = None
         self._cause = "no_samples"
         self._at_work = self._ready = False
+        self._told_waits = None
 
     def _welcomed(self) -> None:
         self._shell.tell(lambda core, _: core.credit(CREDIT_BYTES))
@@ -139,7 +142,7 @@ class ModelledTrainer:
         if self._ready:
             self._work()
         else:
-            self._enter(idle("no_samples"))
+            self._wait("no_samples")
 
     def _work(self) -> None:
         """Everything that has come goes into the engine."""
@@ -159,7 +162,16 @@ class ModelledTrainer:
         elif work_s:
             self._during(_BUSY, work_s, self._work, what=f"step {self._step}")
         else:
-            self._enter(idle(self._cause))
+            self._wait(self._cause)
+
+    def _wait(self, cause: str) -> None:
+        """There is nothing to compute."""
+        self._enter(idle(cause))
+        waits = (self._step, len(self._gathered))
+        if waits != self._told_waits:
+            self._told_waits = waits
+            told = pb.TrainerWaits(step=self._step, groups=len(self._gathered))
+            self._shell.tell(lambda core, _: core.trainer_waits(told))
 
     def _done(self) -> None:
         """The optimiser's step is taken."""

@@ -348,7 +348,7 @@ class Leaving(_message.Message):
     def __init__(self) -> None: ...
 
 class GeneratorCommand(_message.Message):
-    __slots__ = ("welcome", "issue", "cancel", "weights", "idle", "drain", "stop", "queue")
+    __slots__ = ("welcome", "issue", "cancel", "weights", "idle", "drain", "stop", "queue", "pause")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ISSUE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
@@ -357,6 +357,7 @@ class GeneratorCommand(_message.Message):
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     QUEUE_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
     welcome: GeneratorWelcome
     issue: IssueBatch
     cancel: CancelBatch
@@ -365,7 +366,8 @@ class GeneratorCommand(_message.Message):
     drain: Drain
     stop: Stop
     queue: QueueState
-    def __init__(self, welcome: _Optional[_Union[GeneratorWelcome, _Mapping]] = ..., issue: _Optional[_Union[IssueBatch, _Mapping]] = ..., cancel: _Optional[_Union[CancelBatch, _Mapping]] = ..., weights: _Optional[_Union[WeightsAvailable, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ...) -> None: ...
+    pause: Pause
+    def __init__(self, welcome: _Optional[_Union[GeneratorWelcome, _Mapping]] = ..., issue: _Optional[_Union[IssueBatch, _Mapping]] = ..., cancel: _Optional[_Union[CancelBatch, _Mapping]] = ..., weights: _Optional[_Union[WeightsAvailable, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., queue: _Optional[_Union[QueueState, _Mapping]] = ..., pause: _Optional[_Union[Pause, _Mapping]] = ...) -> None: ...
 
 class GeneratorWelcome(_message.Message):
     __slots__ = ("lease_seconds",)
@@ -417,8 +419,14 @@ class QueueState(_message.Message):
     waiting: bool
     def __init__(self, waiting: _Optional[bool] = ...) -> None: ...
 
+class Pause(_message.Message):
+    __slots__ = ("paused",)
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    paused: bool
+    def __init__(self, paused: _Optional[bool] = ...) -> None: ...
+
 class TrainerEvent(_message.Message):
-    __slots__ = ("hello", "credit", "step_done", "published", "sync_journal", "checkpointed", "heartbeat")
+    __slots__ = ("hello", "credit", "step_done", "published", "sync_journal", "checkpointed", "heartbeat", "waits")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
     STEP_DONE_FIELD_NUMBER: _ClassVar[int]
@@ -426,6 +434,7 @@ class TrainerEvent(_message.Message):
     SYNC_JOURNAL_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTED_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     hello: TrainerHello
     credit: Credit
     step_done: StepDone
@@ -433,7 +442,8 @@ class TrainerEvent(_message.Message):
     sync_journal: SyncJournal
     checkpointed: Checkpointed
     heartbeat: TrainerHeartbeat
-    def __init__(self, hello: _Optional[_Union[TrainerHello, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., sync_journal: _Optional[_Union[SyncJournal, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., heartbeat: _Optional[_Union[TrainerHeartbeat, _Mapping]] = ...) -> None: ...
+    waits: TrainerWaits
+    def __init__(self, hello: _Optional[_Union[TrainerHello, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ..., step_done: _Optional[_Union[StepDone, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., sync_journal: _Optional[_Union[SyncJournal, _Mapping]] = ..., checkpointed: _Optional[_Union[Checkpointed, _Mapping]] = ..., heartbeat: _Optional[_Union[TrainerHeartbeat, _Mapping]] = ..., waits: _Optional[_Union[TrainerWaits, _Mapping]] = ...) -> None: ...
 
 class TrainerHello(_message.Message):
     __slots__ = ("trainer_id", "instance", "step", "held_groups", "unrecorded_step", "weights_address", "checkpoint_step")
@@ -509,6 +519,14 @@ class Checkpointed(_message.Message):
     exported: bool
     oldest_step: int
     def __init__(self, step: _Optional[int] = ..., path: _Optional[str] = ..., exported: _Optional[bool] = ..., oldest_step: _Optional[int] = ...) -> None: ...
+
+class TrainerWaits(_message.Message):
+    __slots__ = ("step", "groups")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    groups: int
+    def __init__(self, step: _Optional[int] = ..., groups: _Optional[int] = ...) -> None: ...
 
 class TrainerHeartbeat(_message.Message):
     __slots__ = ("bubble_seconds", "wall_seconds")

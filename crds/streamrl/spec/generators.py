@@ -1,6 +1,6 @@
 """Generator pools: engine, size, cost."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -27,6 +27,8 @@ class GeneratorEngineSpec(SpecModel):
 
     own_processes: ClassVar[bool] = False
     """It computes by itself in processes of its own, which share memory with the generator's."""
+    pauses: ClassVar[bool] = True
+    """It computes between two steps and at no other time, so it can be kept from computing."""
     most_local: ClassVar[int] = 64
     """Generators of a local run: a process with transformers holds about 0.9 GB before its first token."""
 
@@ -91,6 +93,7 @@ class VllmEngineSpec(GeneratorEngineSpec):
     """vLLM: on GPUs, or its CPU build."""
 
     own_processes = True
+    pauses = False
     most_local = 16
 
     tensor_parallel_size: int = Field(default=1, ge=1, le=64, description="Devices that share the model.")
@@ -259,6 +262,11 @@ class GeneratorPool(SpecModel):
     scaling: Scaling = Field(
         default_factory=lambda: Scaling.model_validate({"static": {"replicas": 1}}), description="How many replicas."
     )
+    devices: Literal["Own", "Trainer"] | None = Field(
+        default=None,
+        description="Own: they generate all the time. Trainer: in a local run, on the trainer's devices while it waits for samples, and paused while it works; "
+        "other pools go on. Absent = Own, with mode Colocated Trainer.",
+    )
     cost_per_hour: CostQuantity = Field(default="1.00", description="Cost of one replica; weighs its bubbles.")
     weight_cache: WeightCacheSpec | None = Field(
         default=None,
@@ -274,5 +282,15 @@ class GeneratorPool(SpecModel):
             f"name must not be {', '.join(names.OWN_SUFFIXES)}: the job's own objects have those",
             f"!(self.name in {list(names.OWN_SUFFIXES)})",
             lambda pool: pool.name in names.OWN_SUFFIXES and pool.name,
+        ),
+        FieldRule(
+            "devices Trainer needs engine hf or simulated: vllm does not stop between two steps",
+            "!has(self.devices) || self.devices != 'Trainer' || !has(self.engine.vllm)",
+            lambda pool: pool.devices == "Trainer" and not pool.engine.common.pauses and pool.engine.key,
+        ),
+        FieldRule(
+            "scaling must not be auto with devices Trainer: more generators would share the same devices",
+            "!has(self.devices) || self.devices != 'Trainer' || !has(self.scaling.auto)",
+            lambda pool: pool.devices == "Trainer" and pool.scaling.auto is not None,
         ),
     )

@@ -205,6 +205,12 @@ class RLJobSpec(SpecModel):
         return (*self.generators, *([] if self.agent_pool is None else [self.agent_pool]))
 
     @property
+    def lent_pools(self) -> frozenset[str]:
+        """Names of those on the trainer's devices."""
+        colocated = self.pipeline.mode == "Colocated"
+        return frozenset(pool.name for pool in self.generators if colocated or pool.devices == "Trainer")
+
+    @property
     def other_clusters(self) -> list[str]:
         """With generators apart from the trainer, as those call them."""
         return sorted({self.cluster_apart(pool) for pool in self.generators} - {""})
@@ -228,6 +234,24 @@ class RLJobSpec(SpecModel):
             "names of generators must differ",
             "self.generators.all(g, self.generators.exists_one(o, o.name == g.name))",
             lambda spec: repeated(pool.name for pool in spec.generators),
+        ),
+        FieldRule(
+            "devices of generators must not all be Trainer but with mode Colocated: add a pool that generates while it trains",
+            "self.generators.size() == 0 || self.pipeline.mode == 'Colocated' || "
+            "self.generators.exists(g, !has(g.devices) || g.devices == 'Own')",
+            lambda spec: (
+                spec.pipeline.mode != "Colocated"
+                and len(spec.lent_pools) == len(spec.generators) > 0
+                and spec.pipeline.mode
+            ),
+        ),
+        FieldRule(
+            "devices of generators must not be Own with mode Colocated: all are on the trainer's; leave it out",
+            "self.pipeline.mode != 'Colocated' || self.generators.all(g, !has(g.devices) || g.devices == 'Trainer')",
+            lambda spec: (
+                spec.pipeline.mode == "Colocated"
+                and ", ".join(pool.name for pool in spec.generators if pool.devices == "Own")
+            ),
         ),
         FieldRule(
             "engine simulated must be used by all generators and the trainer, or by none",

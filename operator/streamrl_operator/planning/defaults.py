@@ -99,7 +99,9 @@ def _said(spec: object) -> object:
 
 
 def refused_here(job: RLJob, *, namespace: str, settings: PlanningSettings) -> list[UserError]:
-    """What only some namespaces' jobs may have."""
+    """What no job may have on a cluster, and what only some namespaces' jobs may have."""
+    if job.spec.pipeline.mode != "Colocated" and job.spec.lent_pools:
+        return [_lent(number) for number, pool in enumerate(job.spec.generators) if pool.devices == "Trainer"]
     if namespace in settings.rdma_namespaces:
         return []
     pods: list[tuple[str, Pod]] = [("spec.trainer.pod", job.spec.trainer.pod)]
@@ -111,6 +113,11 @@ def refused_here(job: RLJob, *, namespace: str, settings: PlanningSettings) -> l
     rule = f"is refused: the administrator does not allow it in namespace {namespace}"
     fix = "use resources or resourceClaims of a device plugin, or ask for the chart's rdmaNamespaces"
     return [UserError(field=field, rule=rule, fix=fix) for field, is_asked in asked if is_asked]
+
+
+def _lent(number: int) -> UserError:
+    rule, fix = "must not be Trainer on a cluster: a pod has devices of its own", "leave it out, or use streamrl run"
+    return UserError(field=f"spec.generators[{number}].devices", rule=rule, got="Trainer", fix=fix)
 
 
 def inherit(job: RLJob, layers: Sequence[Layer]) -> tuple[RLJob, tuple[Entry, ...]]:

@@ -166,6 +166,7 @@ MEASURE = "measure one: streamrl profile {job}"
         (("--optimize", "--profile", "{profile}", "--devices", "4", "--length-factor", "0"), "--length-factor: must be above 0, got 0.0"),
         (("--optimize", "--profile", "{profile}", "--devices", "4", "--device-memory", "much"), "--device-memory: must be a byte quantity such as 80Gi, got 'much'"),
         (("--optimize", "--profile", "{profile}", "--devices", "4", "--set", "spec.pipeline.mode=Colocated"), "--optimize: balances stages that work at the same time; with mode Colocated they take turns; set spec.pipeline.mode to StreamAsync or StreamSync"),
+        (("--optimize", "--profile", "{profile}", "--devices", "4", "--set", "spec.generators=[{{name: sim, engine: {{hf: {{}}}}}}, {{name: lent, engine: {{hf: {{}}}}, devices: Trainer}}]"), "--optimize: balances stages that work at the same time; on the trainer's devices is lent; leave out generators[].devices"),
         (("--optimize", "--profile", "{profile}", "--devices", "4", "--set", "spec.generators[0].name=gpu"), f"--profile: has nothing of pool gpu with engine hf; {MEASURE}"),
         (("--optimize", "--profile", "{profile}", "--devices", "4", "--set", "spec.model.scratch.layers=9"), f"--profile: was measured with another model, for job simulated, got '{{profile}}'; {MEASURE}"),
     ],

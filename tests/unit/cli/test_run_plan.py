@@ -20,20 +20,29 @@ def spec_of(
     model: dict[str, Any] | None = None,
     elastic: bool = False,
     engine: dict[str, Any] | None = None,
+    lent: int = 0,
 ) -> RLJobSpec:
+    """`lent`: generators of a second pool, on the trainer's devices."""
     job = simulated_job(staleness=0)
     job["spec"]["model"] = {"huggingFace": {"name": "big"}} if model is None else model
     job["spec"]["pipeline"]["mode"] = mode
     job["spec"]["generators"] = [{"name": "sim", "engine": engine or {"hf": {}}}]
     scaling = {"auto": {"maxReplicas": most}} if elastic else {"static": {"replicas": most}}
     job["spec"]["generators"][0]["scaling"] = scaling
+    if lent:
+        job["spec"]["generators"].append(lent_pool(lent))
     job["spec"]["trainer"] = {"processesPerNode": ranks}
     return parse_job(job).spec
 
 
+def lent_pool(replicas: int) -> dict[str, Any]:
+    return {"name": "lent", "engine": {"hf": {}}, "devices": "Trainer", "scaling": {"static": {"replicas": replicas}}}
+
+
 def shares(spec: RLJobSpec, *, cores: int) -> tuple[list[Any], list[Any]]:
     placement = place(spec, cpus=range(cores))
-    return tuple([(one.cpus, one.threads) for one in part] for part in (placement.ranks, placement.generators))  # type: ignore[return-value] # a pair
+    generating = placement.generators or placement.lent
+    return tuple([(one.cpus, one.threads) for one in part] for part in (placement.ranks, generating))  # type: ignore[return-value] # a pair
 
 
 @pytest.mark.parametrize(
@@ -103,6 +112,41 @@ def test_an_elastic_pool_is_dealt_for_its_largest_size() -> None:
     plan = plan_run(spec, cpus=range(4))
     pinned = [plan.member("sim", ordinal=ordinal).env[keys.ENV_CPUS] for ordinal in range(3)]
     assert pinned == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "lent", "expected"),
+    [
+        (1, 1, 1, [((), 1)]),  # nothing to deal
+        (2, 1, 1, [((0,), 1)]),
+        (2, 1, 3, [((0,), 1)]),
+        (8, 2, 2, [((0, 1), 2), ((2, 3), 2)]),
+        (8, 2, 1, [((0, 1, 2, 3), 4)]),
+    ],
+)
+def test_a_lent_pool_is_where_the_trainer_is(
+    *, cores: int, ranks: int, lent: int, expected: list[tuple[tuple[int, ...], int]]
+) -> None:
+    spec, alone = spec_of(ranks=ranks, most=ranks, lent=lent), spec_of(ranks=ranks, most=ranks)
+    placement = place(spec, cpus=range(cores))
+    assert [(share.cpus, share.threads) for share in placement.lent] == expected
+    assert shares(spec, cores=cores) == shares(alone, cores=cores), "the others get what they would get without it"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "lent", "generating", "sharing"),
+    [
+        ((), 1, 1, None, [None]),
+        ("01", 1, 1, "1", ["0"]),
+        ("0123", 2, 3, "2", ["0", "1", "0"]),
+    ],
+)
+def test_a_lent_pool_sees_the_trainers_gpus(
+    *, gpus: tuple[str, ...], ranks: int, lent: int, generating: str | None, sharing: list[str | None]
+) -> None:
+    plan = plan_run(spec_of(ranks=ranks, lent=lent), cpus=range(16), gpus=tuple(gpus))
+    assert plan.member("sim", ordinal=0).env.get(ENV_VISIBLE) == generating
+    assert [plan.member("lent", ordinal=i).env.get(ENV_VISIBLE) for i in range(lent)] == sharing
 
 
 def test_ranks_are_told_as_torchrun_tells_them() -> None:

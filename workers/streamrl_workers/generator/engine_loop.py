@@ -8,6 +8,7 @@ Waits for: commands, when it has nothing to do (the link has the deadline); an e
 
 Invariants:
 - Nothing is generated before verified weights are in the engine; weights change between two steps only.
+- A paused generator keeps what is active and calls no step; weights are swapped all the same.
 - Weights are not swapped while a pinned request is active or waiting: all its tokens come from one version.
 - An engine is given bytes that a pull has verified, adapters merged into them, and no others (invariant 4); until they are ready it generates on.
 """
@@ -32,7 +33,7 @@ from streamrl_workers.weights.puller import Pull, Pulled, Puller
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
-_MIN_PAUSE_S = 0.002
+_MIN_WAIT_S = 0.002
 """An engine that only takes time is asked at most so often; it gives everything that became due."""
 _DEFAULT_CAUSE = "no_prompts"
 """Why an idle generator is idle when the scheduler has not (yet) said."""
@@ -68,7 +69,7 @@ class EngineLoop:
         self._version: pb.VersionName | None = None
         self._weights_fault = ""
         self._active = 0
-        self._connected = self._draining = self._swapping = self._queued = False
+        self._connected = self._draining = self._swapping = self._queued = self._paused = False
         self.on_weights: Callable[[float, float], None] = lambda _fetch_s, _load_s: None
         """The engine has taken a version."""
         self.on_weights_failed: Callable[[], None] = lambda: None
@@ -85,7 +86,7 @@ class EngineLoop:
 
     def disconnected(self) -> None:
         """The scheduler is gone: it will issue what it wants anew."""
-        self._connected = self._draining = self._queued = False
+        self._connected = self._draining = self._queued = self._paused = False
         self._idle_cause = _DEFAULT_CAUSE
         self._waiting.clear()
         self._cancelled |= self._leases
@@ -123,6 +124,11 @@ class EngineLoop:
     def queue_state(self, *, waiting: bool) -> None:
         """Whether samples wait for a slot somewhere."""
         self._queued = waiting
+        self._awake()
+
+    def pause(self, *, paused: bool) -> None:
+        """The trainer computes on these devices, or does no more."""
+        self._paused = paused
         self._awake()
 
     def drain(self) -> None:
@@ -177,11 +183,12 @@ class EngineLoop:
         await self._admit()
         self._tell_drained()
         self._note()
-        if not self._leases or self._version is None or self._outbox.full:
-            await self._pause(None)
+        self._engine.pause(paused=self._paused)
+        if self._paused or not self._leases or self._version is None or self._outbox.full:
+            await self._wait(None)
             return
         delay_s = self._engine.step_seconds()
-        if delay_s > 0 and await self._pause(max(delay_s, _MIN_PAUSE_S)):
+        if delay_s > 0 and await self._wait(max(delay_s, _MIN_WAIT_S)):
             return  # a command has come
         deltas = await self._in_engine(self._engine.step)
         self._step_times.stepped((len(delta.tokens) for delta in deltas), now_s=time.monotonic())
@@ -196,7 +203,7 @@ class EngineLoop:
     async def _admit(self) -> None:
         """Move waiting requests into free slots."""
         free = self._engine.free()
-        if not self._waiting or not free or self._version is None:
+        if self._paused or not self._waiting or not free or self._version is None:
             return
         requests = [self._waiting.pop(lease) for lease in list(self._waiting)[:free]]
         leases = [request.lease for request in requests]
@@ -252,7 +259,7 @@ class EngineLoop:
     async def _in_engine(self, call: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
-    async def _pause(self, limit_s: float | None) -> bool:
+    async def _wait(self, limit_s: float | None) -> bool:
         """Wait for a wake-up; False when `limit_s` was over first."""
         try:
             async with asyncio.timeout(limit_s):
@@ -279,10 +286,10 @@ class EngineLoop:
             swapping=self._swapping,
             pulling=self._puller.pulling or self._puller.ready,
             blocked=self._outbox.full,
-            active=self._active,
+            active=0 if self._paused else self._active,
             slots=self.slots,
             queued=self._queued or bool(self._waiting),
-            idle_cause=self._idle_cause,
+            idle_cause="phase" if self._paused else self._idle_cause,
         )
         state = generator_wall(now)
         self._recorder.enter(state)

@@ -137,6 +137,8 @@ class GeneratorLink(SchedulerLink):
                 self._loop.idle(command.idle.cause)
             case "queue":
                 self._loop.queue_state(waiting=command.queue.waiting)
+            case "pause":
+                self._loop.pause(paused=command.pause.paused)
             case "drain":
                 self._loop.drain()
             case other:  # a newer scheduler's; what we do not know we cannot do

@@ -74,7 +74,7 @@ class GeneratorState:
     swapping: bool  # weights go into the engine
     pulling: bool  # weights are on their way
     blocked: bool  # the scheduler does not take what is finished
-    active: int  # requests in the engine
+    active: int  # requests in the engine; none while it is paused
     slots: int
     queued: bool  # samples wait for a slot, here or at the scheduler
     idle_cause: str  # as the scheduler told

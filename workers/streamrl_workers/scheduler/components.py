@@ -121,14 +121,14 @@ class PoolView:
     active: int
     """Samples that are out."""
     idle: Mapping[str, int]
-    """Cause -> generators that have a free slot and nothing to take; the key set is stable."""
+    """Cause -> generators that have a free slot and nothing to take, or are paused; the key set is stable."""
 
 
 def pool_view(generators: Iterable[Generator]) -> PoolView:
     """Add up these generators."""
     members = list(generators)
     staying = [generator for generator in members if not (generator.leaving or generator.drained)]
-    causes = Counter(generator.idle_cause for generator in members if generator.free > 0)
+    causes = Counter("phase" if one.paused else one.idle_cause for one in members if one.paused or one.free > 0)
     return PoolView(
         generators=len(members),
         leaving=len(members) - len(staying),

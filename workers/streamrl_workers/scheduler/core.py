@@ -6,7 +6,7 @@ event), no randomness. `server/` brings the events and carries the effects out i
     groups/planning   which groups are planned       groups/staleness   who may begin, who may be delivered
     assignment        who takes what                 groups/lifecycle   a group from planned to scored
     evaluation        which weights, how good        trainer_feed      trainer, steps, attempts
-    dispatch/         in which order
+    dispatch/         in which order                 lending           who is paused while the trainer computes
 
 Invariants: each group in exactly one step of the history, or dropped with a reason; staleness at most S; every method leaves a state in
 which nothing that can be done now is left undone, except what `in_portions` speaks of.
@@ -23,9 +23,10 @@ from streamrl_workers.scheduler.dispatcher import Dispatcher
 from streamrl_workers.scheduler.effects import AskRanker, Effect, Failed, Finished
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, Announcer
 from streamrl_workers.scheduler.fleet import Generator
+from streamrl_workers.scheduler.groups.held_out import HeldOutSamples
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState
 from streamrl_workers.scheduler.groups.table import restore
-from streamrl_workers.scheduler.held_out import HeldOutSamples
+from streamrl_workers.scheduler.lending import Lending
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.rebalancing import Rebalancer
 from streamrl_workers.scheduler.records import Dropped, Evaluated, Recovered, RunEnded
@@ -87,9 +88,9 @@ class Core:
             lengths=lengths,
         )
         self._assignment = Assignment(self._components)
-        self._rebalance = None
+        self._looks = [Lending(self._components, trainer_waits=lambda: self._feed.trainer_waits).look]
         if settings.rebalance is not None:
-            self._rebalance = Rebalancer(self._components, options=settings.rebalance, lengths=lengths).look
+            self._looks.append(Rebalancer(self._components, options=settings.rebalance, lengths=lengths).look)
         self._components.lifecycle.on_scored = self._feed.scored
         self._exported = self._failed = self._is_due = False  # due: events were left unsettled
         self._ending = self._ended = recovered.ended
@@ -203,16 +204,11 @@ class Core:
 
     def generator_alive(self, generator_id: str, *, now_s: float, reading: Reading | None = None) -> list[Effect]:
         """A heartbeat; `reading`: what it says of the generator's speed."""
-        self._components.fleet.now_s = now_s
-        generator = self._components.fleet.get(generator_id)
+        was_silent = self.is_silent(generator_id)
+        generator = self._heard(generator_id, now_s)
         if generator is not None and reading is not None:
             self._components.fleet.beat(generator, reading)
-        if generator is None or not generator.silent:
-            if generator is not None:
-                generator.heard_s = now_s
-            return []
-        self._heard(generator_id, now_s)
-        return self._settle()
+        return self._settle() if was_silent else []
 
     def weights_loaded(self, generator_id: str, *, version: pb.VersionName, now_s: float) -> list[Effect]:
         """The generator's next tokens are of this version."""
@@ -296,6 +292,11 @@ class Core:
         self._feed.give(size_bytes)
         return self._settle()
 
+    def trainer_waits(self, waits: pb.TrainerWaits) -> list[Effect]:
+        """The trainer has nothing to compute; said anew whenever that begins, and over each connection."""
+        self._feed.waits(waits)
+        return self._settle()
+
     def step_done(self, done: pb.StepDone) -> list[Effect]:
         """The trainer has taken a step; StepRecorded follows when that is durable."""
         try:
@@ -320,10 +321,9 @@ class Core:
         """A checkpoint is on disk; `exported`: the model of the last step as well."""
         try:
             self._feed.checkpointed(checkpointed)
+            self._exported |= checkpointed.exported and checkpointed.step >= self._settings.steps
         except MismatchError as error:
             self._restart_trainer(error)
-        else:
-            self._exported |= checkpointed.exported and checkpointed.step >= self._settings.steps
         return self._settle()
 
     # ---- what others read
@@ -457,8 +457,8 @@ class Core:
             self._components.planner.plan()
             self._feed.deliver()
             self._dispatcher.refresh()
-            if self._rebalance is not None:
-                self._rebalance()
+            for look in self._looks:
+                look()
             self._assignment.fill()
             self._ask_ranker()
             self._fail_if_hopeless()

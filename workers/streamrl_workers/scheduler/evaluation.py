@@ -245,7 +245,8 @@ class Evaluator:
 
     def tick(self, now_s: float) -> None:
         """Give up what has made no progress for too long while somebody could have made it."""
-        could_be_made = len(self._fleet) or self._settings.supervised  # a supervised job's trainer waits for this
+        somebody = any(not generator.paused for generator in self._fleet)
+        could_be_made = somebody or self._settings.supervised  # a supervised job's trainer waits for this
         if self._progressed or self._progress_s is None or not could_be_made:
             self._progressed = False
             self._progress_s = now_s

@@ -67,6 +67,8 @@ class Generator:
     """Not heard for a lease: it holds nothing and gets nothing until it speaks."""
     leaving: bool = False
     """It has said that it finishes what it holds and takes nothing more."""
+    paused: bool = False
+    """The trainer computes on its devices: it keeps what it holds, and makes and gets nothing."""
     drained: bool = False
     idle_cause: str = ""
     """The cause last told; empty: it has work."""
@@ -101,7 +103,7 @@ class Generator:
     @property
     def free(self) -> int:
         """Slots without a lease that can be filled."""
-        return self.slots - len(self.leases) if self.serves else 0
+        return self.slots - len(self.leases) if self.serves and not self.paused else 0
 
 
 class Fleet:

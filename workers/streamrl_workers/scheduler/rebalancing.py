@@ -111,12 +111,10 @@ class Rebalancer:
         self._options = options
         self._lengths = lengths
         self._groups = parts.groups
-        self._window = parts.window
         self._fleet = parts.fleet
         self._waiting = parts.waiting
         self._lifecycle = parts.lifecycle
         self._evaluator = parts.evaluator
-        self._one_version = not settings.partial_rollouts
         self._most_tokens = settings.sampling.max_tokens
         self._enough = min(COMPLETIONS_WINDOW, max(MIN_COMPLETIONS, settings.batch_groups * settings.group_size))
         self._under_way: dict[int, int] = {}
@@ -173,15 +171,7 @@ class Rebalancer:
         lease = self._fleet.lease(number)
         if lease is None or lease.moves >= self._options.max_moves:
             return False
-        group = self._groups[lease.group_id]
-        spans = group.samples[lease.sample_index].spans
-        if not spans:
-            return False  # without a token it would begin anew
-        stays = target.version == (spans[-1][2], spans[-1][1]) and not target.is_loading
-        if self._one_version and not stays:
-            return False
-        assert group.start_version is not None and target.step is not None
-        return target.step <= self._window.step and self._window.may_go_on(group.start_version, at=target.step)
+        return self._lifecycle.may_move(lease, to=target)
 
     def _carry_out(self, move: Move) -> None:
         target = self._fleet.get(move.target)

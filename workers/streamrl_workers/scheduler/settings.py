@@ -30,8 +30,6 @@ MAX_ISSUES = 20
 """A sample issued so often (its generators died, or refused it) gives its group up."""
 _WHOLE_BATCH_MODES: tuple[Mode, ...] = ("Colocated", "Batch")
 """Modes that deliver whole batches at a barrier."""
-_PHASE_MODES: tuple[Mode, ...] = ("Colocated",)
-"""Modes in which generators and trainer share devices."""
 MIN_LOOK_AHEAD = 64
 MAX_LOOK_AHEAD = 8192
 """Prompts held ready: two batches within these bounds; texts are small, but the bound is not the user's."""
@@ -86,7 +84,9 @@ class SchedulerSettings:
     whole_batches: bool = False
     """Whether groups are delivered only when a whole batch can be."""
     waits_are_phases: bool = False
-    """Whether trainer and generators take turns on the same devices: each then waits for its turn."""
+    """Whether all pools are on the trainer's devices: each then waits for its turn."""
+    lent_pools: frozenset[str] = frozenset()
+    """Pools on the trainer's devices."""
     draws_per_step: int = 1
     """Batches that may be scored for one step; above 1, groups with equal rewards are dropped."""
     max_issues: int = MAX_ISSUES
@@ -151,7 +151,8 @@ class SchedulerSettings:
             partial_rollouts=partial_rollouts,
             in_order=in_order,
             whole_batches=pipeline.mode in _WHOLE_BATCH_MODES,
-            waits_are_phases=pipeline.mode in _PHASE_MODES,
+            waits_are_phases=len(spec.lent_pools) == len(spec.generators) > 0,
+            lent_pools=spec.lent_pools,
             draws_per_step=_draws_per_step(spec.algorithm),
             archived_percent=spec.storage.archive.share_percent,
             max_turns=None if spec.task.mixture else _max_turns(spec.task.tasks[0]),

@@ -16,10 +16,10 @@ from itertools import pairwise
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.components import SchedulerComponents, StepSummary, TaskSummary
 from streamrl_workers.scheduler.effects import DeliverGroup
+from streamrl_workers.scheduler.groups.held_out import HeldOutSamples
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState
 from streamrl_workers.scheduler.groups.staleness import batch_complete
 from streamrl_workers.scheduler.groups.table import Group
-from streamrl_workers.scheduler.held_out import HeldOutSamples
 from streamrl_workers.scheduler.records import (
     AttemptStarted,
     Checkpointed,
@@ -72,6 +72,8 @@ class TrainerFeed:
         self._first_undelivered: int | None = None
         """No group of a lower number is to be delivered in the step that has no record yet. None: not looked for yet."""
         self._idle_cause = ""
+        self._waits_with: tuple[int, int] | None = None
+        """Step, and groups of it, with which the trainer last said that it has nothing to compute."""
         self._counted: tuple[int, Counter[str], Counter[str], Counter[str]] = 0, Counter(), Counter(), Counter()
         """Reissued samples, dropped groups by reason and by task, samples without a reward, as the step before found them."""
         self.last_step: StepSummary | None = None
@@ -89,6 +91,15 @@ class TrainerFeed:
     def buffered(self) -> int:
         """Groups that are scored and in no step's record."""
         return self._ready.total + (0 if self.repeating else len(self._delivered))
+
+    @property
+    def trainer_waits(self) -> bool:
+        """Whether the trainer has nothing to compute: it says so, and nothing that it may not know of has been sent or recorded since."""
+        return self._waits_with == (self.step, len(self._delivered))
+
+    def waits(self, waits: pb.TrainerWaits) -> None:
+        """The trainer has nothing more to compute."""
+        self._waits_with = waits.step, waits.groups
 
     @property
     def repeating(self) -> bool:
@@ -322,6 +333,7 @@ class TrainerFeed:
         self._connected = self._held_out_told = False
         self._credit = self._largest_credit = 0
         self._idle_cause = ""
+        self._waits_with = None
 
     def knows(self, hello: pb.TrainerHello) -> bool:
         """Whether this is the process of the current attempt."""

@@ -14,7 +14,8 @@ Invariants:
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
@@ -61,7 +62,7 @@ class Session:
         self._synced = step
         self._welcome: pb.TrainerWelcome | None = None
         self._held_out: Sequence[pb.Sample] = ()
-        self._listening = False
+        self._listening = self._waits = False
         self._silent_since_s = time.monotonic()
         self._cause = "no_samples"
         self._ending: StoppedError | RetryError | UserError | None = None
@@ -179,7 +180,7 @@ class Session:
 
     def wait_change(self, *, seen_cause: str, timeout_s: float) -> None:
         """Until a group is there, the cause is no longer `seen_cause`, the end, or `timeout_s`."""
-        with self._changed:
+        with self._changed, self._telling_that_it_waits():
             self._changed.wait_for(
                 lambda: self._inbox or self.idle_cause != seen_cause or self._ending or self._leave_by_s, timeout_s
             )
@@ -231,7 +232,7 @@ class Session:
 
     def wait_stop(self) -> None:
         """Until the scheduler ends the run; returns by raising only. Ends with the connection, which has a deadline."""
-        with self._changed:
+        with self._changed, self._telling_that_it_waits():
             while True:
                 self._raise_ending(until_terminated=True)
                 self._changed.wait()
@@ -257,7 +258,23 @@ class Session:
             events.append(pb.TrainerEvent(checkpointed=self._checkpoint))
         if self._syncing is not None:
             events.append(pb.TrainerEvent(sync_journal=pb.SyncJournal(step=self._syncing)))
+        if self._waits:
+            events.append(self._that_it_waits())
         return events
+
+    @contextmanager
+    def _telling_that_it_waits(self) -> Iterator[None]:
+        """Inside, the step loop has nothing to compute unless a group is in the inbox."""
+        self._waits = True
+        if not self._inbox:
+            self._send([self._that_it_waits()])
+        try:
+            yield
+        finally:
+            self._waits = False
+
+    def _that_it_waits(self) -> pb.TrainerEvent:
+        return pb.TrainerEvent(waits=pb.TrainerWaits(step=self._step, groups=len(self._held) - len(self._inbox)))
 
     def _arrived(self, part: pb.Group) -> None:
         group = part

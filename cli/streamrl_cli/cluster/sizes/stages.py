@@ -48,14 +48,17 @@ def measured_of(job: RLJob, args: argparse.Namespace) -> Profile:
 
 
 def _check_mode(job: RLJob) -> None:
-    """Refuse modes in which the stages take turns."""
-    mode = job.spec.pipeline.mode
+    """Refuse modes, and pools, in which the stages take turns."""
+    mode, lent = job.spec.pipeline.mode, sorted(job.spec.lent_pools)
     if mode == "Colocated" or (mode == "Batch" and job.spec.pipeline.staleness == 0):
         raise UserError(
             field="--optimize",
             rule=f"balances stages that work at the same time; with mode {mode} they take turns",
             fix="set spec.pipeline.mode to StreamAsync or StreamSync",
         )
+    if lent:
+        rule = f"balances stages that work at the same time; on the trainer's devices is {', '.join(lent)}"
+        raise UserError(field="--optimize", rule=rule, fix="leave out generators[].devices")
 
 
 def pool_profile(profile: Profile, pool: GeneratorPool, *, file: Path) -> PoolProfile:

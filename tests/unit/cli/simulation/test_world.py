@@ -205,6 +205,7 @@ POOLS = st.fixed_dictionaries(
         "scaling": st.integers(1, 3).map(lambda replicas: {"static": {"replicas": replicas}}),
         "loadSeconds": st.sampled_from([0, 0.3]),
         "linkSeconds": st.sampled_from([0, 0.02]),
+        "devices": st.sampled_from(["Own", "Own", "Trainer"]),
         "kvNanoseconds": st.sampled_from([0, 10_000]),
         "bandwidth": st.sampled_from(["100", "10k"]),
     }
@@ -255,6 +256,25 @@ def test_every_run_ends_with_every_group_once_and_none_too_old(make: Make, chang
     lengths = {"logNormal": {"medianTokens": 60, "sigma": 0.8}, "promptsPerEpoch": 5}
     trainer = {"secondsPerStep": 0.2, "weightBytes": 100, "checkpointIntervalSteps": 2, "publishSeconds": 0.1}
     check(simulate(make(**changes, lengths=lengths, trainer=trainer)))
+
+
+@pytest.mark.parametrize(("mode", "staleness"), [("StreamSync", 0), ("StreamAsync", 1), ("Batch", 1)])
+def test_a_lent_pool_generates_while_the_trainer_waits_and_at_no_other_time(
+    make: Make, mode: str, staleness: int
+) -> None:
+    changes: dict[str, Any] = {
+        "pipeline": {"mode": mode, "maxStalenessSteps": staleness, "batchGroups": 8, "steps": 6},
+        "lengths": {"logNormal": {"medianTokens": 60, "sigma": 0.5}},
+    }
+    own = make().pools[0].model_dump(mode="json", by_alias=True, exclude_none=True)
+    apart, lending = (
+        simulate(make(**changes, pools=pools)) for pools in ([own], [own, own | {"name": "lent", "devices": "Trainer"}])
+    )
+    assert lending.trained_s < apart.trained_s
+    trainer, pool = walls(lending, "trainer"), walls(lending, "lent")
+    waits_s = sum(seconds for part, seconds in trainer.items() if part.startswith("pipeline_"))
+    assert 0 < pool["busy"] + pool["skew"] <= waits_s + 1e-6
+    assert pool["pipeline_phase"] >= trainer["busy"] - 1e-6
 
 
 # ---- the same again, and what a trace holds

@@ -197,3 +197,13 @@ def test_the_nodes_network_is_for_some_namespaces() -> None:
     assert added == {"trainer": ["IPC_LOCK"]}
     beside = [one["securityContext"]["capabilities"] for one in pod["initContainers"]]
     assert beside == [{"drop": ["ALL"]}] * 3
+
+
+@pytest.mark.parametrize("mode", ["StreamAsync", "Colocated"])
+def test_pods_do_not_share_the_trainers_devices(mode: str) -> None:
+    """With mode Colocated they take turns, each on devices of its own: the field says there what goes without saying."""
+    pools = [{"name": "own", "engine": {"hf": {}}}, {"name": "lent", "engine": {"hf": {}}, "devices": "Trainer"}]
+    given = job(generators=pools, pipeline={"mode": mode, "batchGroups": 4, "steps": 9})
+    lines = [str(one) for one in refused_here(given, namespace="team-a", settings=SETTINGS)]
+    line = "spec.generators[1].devices: must not be Trainer on a cluster: a pod has devices of its own, got 'Trainer'; leave it out, or use streamrl run"
+    assert lines == ([] if mode == "Colocated" else [line])

@@ -1,6 +1,7 @@
 """The engine loop: refused weights, a full outbox, faults. Wrong bytes do not come so far (`tests/integration/test_weights.py`)."""
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 
 import pytest
@@ -42,9 +43,22 @@ def announced(step: int) -> pb.WeightsAvailable:
     )
 
 
+class Gated(Choosy):
+    """Is in a step until it is let go."""
+
+    steps = 0
+
+    def step(self):
+        self.steps += 1
+        self.entered.release()
+        assert self.gate.acquire(timeout=DEADLINE_S)
+        return super().step()
+
+
 @asynccontextmanager
-async def running():
-    engine = Choosy(spec=Spec.model_validate({"timeScale": 0.0, "meanTokens": 3.0, "sigma": 0.0}), slots=2, seed=0)
+async def running(kind=Choosy):
+    engine = kind(spec=Spec.model_validate({"timeScale": 0.0, "meanTokens": 3.0, "sigma": 0.0}), slots=2, seed=0)
+    engine.entered, engine.gate = threading.Semaphore(0), threading.Semaphore(0)
     outbox = GeneratorOutbox()
     loop = EngineLoop(engine, pull=pull, outbox=outbox, recorder=Recorder(sink=None, metrics=None))
     outbox.open()
@@ -97,6 +111,30 @@ async def test_a_full_outbox_pauses_the_engine(monkeypatch):
             assert len(event.progress.items) <= 4
             loop.sent()
     assert leases == list(range(50))
+
+
+async def test_a_paused_generator_ends_its_step_and_makes_nothing_until_it_goes_on():
+    async with running(Gated) as (loop, outbox, _):
+        engine = loop._engine
+        loop.announce(announced(0))
+        await heard(outbox)
+        loop.issue([request(lease) for lease in range(4)])
+        assert await asyncio.to_thread(engine.entered.acquire, timeout=DEADLINE_S)
+        loop.pause(paused=True)
+        loop.announce(announced(1))
+        engine.gate.release(9)
+        assert await ended(outbox) == {0: 0, 1: 0}, "the step that was under way"
+        assert (await heard(outbox))[0].weights_loaded.version.step == 1, "weights are swapped all the same"
+        assert (engine.steps, loop.status().active, loop.status().waiting) == (1, 0, 2)
+        loop.pause(paused=False)
+        assert await ended(outbox) == {2: 1, 3: 1}
+        assert engine.steps == 2
+
+
+async def ended(outbox: GeneratorOutbox) -> dict[int, int]:
+    """Lease -> version, of what has ended next."""
+    items = [item for event in await heard(outbox) for item in event.progress.items]
+    return {item.lease: item.spans[0].step for item in items}
 
 
 async def test_a_fault_of_the_pull_is_not_swallowed():

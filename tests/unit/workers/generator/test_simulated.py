@@ -215,3 +215,31 @@ def test_the_simulated_engine_needs_no_torch() -> None:
         "create_simulated(EngineOptions(spec=S(slots=2))); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": ":".join(sys.path)})
+
+
+@given(pauses=st.lists(st.tuples(st.floats(0.0, 0.05), st.floats(0.0, 100.0), st.booleans()), max_size=6))
+def test_a_pause_takes_as_long_as_it_takes_and_gives_nothing(pauses: list[tuple[float, float, bool]]) -> None:
+    """Whatever the moments: the same tokens, and as much later as the pauses were long."""
+
+    def ended(pauses: list[tuple[float, float, bool]]) -> tuple[float, dict[int, tuple[int, ...]]]:
+        clock = Clock()
+        engine = make(clock=clock, mean_tokens=60.0, sigma=0.0)  # longer than all that is between the pauses
+        engine.add([request(number) for number in range(3)])
+        deltas: list[Delta] = []
+        for busy_s, paused_s, said_twice in pauses:
+            clock.now_s += busy_s
+            deltas += engine.step()
+            for _ in range(1 + said_twice):
+                engine.pause(paused=True)
+            clock.now_s += paused_s
+            engine.pause(paused=False)
+            assert not engine.step()
+        tokens: dict[int, tuple[int, ...]] = defaultdict(tuple)
+        for delta in [*deltas, *run(engine, clock)]:
+            tokens[delta.lease] += delta.tokens
+        return clock.now_s, tokens
+
+    expected_s, expected = ended([])
+    found_s, found = ended(pauses)
+    assert found == expected
+    assert found_s == pytest.approx(expected_s + sum(paused_s for _, paused_s, _ in pauses))

@@ -57,6 +57,7 @@ class CoreMachine(RuleBasedStateMachine):
     demands: ClassVar[dict[str, Any]] = {}
     least_slots = 0
     clusters: ClassVar[dict[str, str]] = {}
+    pools: ClassVar[dict[str, str]] = {}
 
     @initialize(
         dispatch=st.sampled_from(sorted(DISPATCHES)),
@@ -87,7 +88,7 @@ class CoreMachine(RuleBasedStateMachine):
         slots = tuple(max(count, self.least_slots) for count in slots)
         self.world = World(job, slots=slots, lengths=KnownLengths() if known else None)
         self.world.kv = kv
-        self.world.clusters = self.clusters
+        self.world.clusters, self.world.pools = self.clusters, self.pools
         self.failures = 0
         self.world.start_trainer()
         self.world.join_generator("a")
@@ -183,15 +184,18 @@ class CoreMachine(RuleBasedStateMachine):
         if names:
             self.world.deliver_generator(self.world.generators[data.draw(st.sampled_from(names))])
 
-    @precondition(lambda self: any(g.active and g.connected for g in self.world.generators.values()))
+    @precondition(lambda self: self.computing())
     @rule(data=st.data(), finish=st.sampled_from(["", "", "stop", "stop", "length", "error"]))
     def token(self, data: st.DataObject, finish: str) -> None:
-        busy = sorted(name for name, g in self.world.generators.items() if g.active and g.connected)
-        generator = self.world.generators[data.draw(st.sampled_from(busy))]
+        generator = self.world.generators[data.draw(st.sampled_from(self.computing()))]
         if finish == "error":
             finish = finish if self.failures < FAILURES else "stop"
             self.failures += finish == "error"
         self.world.make_token(generator, data.draw(st.sampled_from(sorted(generator.active))), finish=finish)
+
+    def computing(self) -> list[str]:
+        generators = self.world.generators.items()
+        return sorted(name for name, g in generators if g.active and g.connected and not g.paused)
 
     @precondition(lambda self: any(self.loadable()))
     @rule(data=st.data())
@@ -224,6 +228,11 @@ class CoreMachine(RuleBasedStateMachine):
     @rule()
     def step(self) -> None:
         self.world.take_step()
+
+    @precondition(lambda self: self.world.can_wait())
+    @rule()
+    def wait(self) -> None:
+        self.world.say_it_waits()
 
     @precondition(lambda self: self.world.can_checkpoint())
     @rule(said=st.booleans())
@@ -293,14 +302,22 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 def machine(
-    staleness: int, *, clusters: Mapping[str, str] = MappingProxyType({}), **demands: Any
+    staleness: int,
+    *,
+    clusters: Mapping[str, str] = MappingProxyType({}),
+    pools: Mapping[str, str] = MappingProxyType({}),
+    **demands: Any,
 ) -> type[RuleBasedStateMachine]:
     """The machine for one S, and what else the job demands, as a test case."""
     name = "_".join([f"Staleness{staleness}", *(f"{key}_{value}" for key, value in demands.items())])
-    found = type(name, (CoreMachine,), {"staleness": staleness, "demands": demands, "clusters": dict(clusters)})
+    places = {"clusters": dict(clusters), "pools": dict(pools)}
+    found = type(name, (CoreMachine,), {"staleness": staleness, "demands": demands, **places})
     found.TestCase.settings = EXAMPLES
     return found.TestCase
 
+
+LENT = {"b": "lent", "c": "lent"}
+"""Pools of two of the generators; "a" has devices of its own."""
 
 TestStaleness0 = machine(0)
 TestStaleness1 = machine(1)
@@ -310,7 +327,13 @@ TestTurns = machine(1, max_turns=3)
 TestTurnsWithoutStaleness = machine(0, max_turns=2)
 TestResampledTurns = machine(1, max_turns=3, resampled_percent=50)
 TestResampledTurnsInOrder = machine(0, max_turns=2, resampled_percent=70, in_order=True, partial_rollouts=False)
-TestColocated = machine(0, whole_batches=True, waits_are_phases=True)
+TestColocated = machine(0, whole_batches=True, waits_are_phases=True, lent_pools=frozenset({"p"}))
+TestLending = machine(1, pools=LENT, lent_pools=frozenset({"lent"}))
+TestLendingWithoutStaleness = machine(0, pools=LENT, lent_pools=frozenset({"lent"}))
+TestLendingOfWholeBatches = machine(1, pools=LENT, lent_pools=frozenset({"lent"}), whole_batches=True)
+TestLendingOfTurns = machine(2, pools=LENT, lent_pools=frozenset({"lent"}), max_turns=3)
+TestLendingInOrder = machine(0, pools=LENT, lent_pools=frozenset({"lent"}), in_order=True, partial_rollouts=False)
+TestLendingOfSamplesOfOneVersion = machine(2, pools=LENT, lent_pools=frozenset({"lent"}), partial_rollouts=False)
 TestBatch = machine(0, whole_batches=True)
 TestBatchOfStaleness1 = machine(1, whole_batches=True)
 TestBatchOfStaleness3 = machine(3, whole_batches=True)

@@ -6,7 +6,7 @@ import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import records as rec
-from support import core_world
+from support import core_trainer
 from support.core_events import commands, joined
 from support.core_rows import prompt_text
 from support.core_world import World
@@ -77,7 +77,7 @@ def test_a_scheduler_that_starts_again_makes_such_groups_of_their_prompts(stalen
 
 def test_behind_another_prompt_than_the_states_there_is_no_turn(monkeypatch):
     others = [pb.TurnState(prompt_index=0, tokens=bytes(4), prompt_hash=b"another")] * 2
-    monkeypatch.setattr(core_world, "states_of", lambda held, *, job: others if 0 in held else [])
+    monkeypatch.setattr(core_trainer, "states_of", lambda held, *, job: others if 0 in held else [])
     run = played(staleness=0)
     run.run_out()
     dropped = [record for record in run.durable if isinstance(record, rec.Dropped)]
@@ -86,7 +86,9 @@ def test_behind_another_prompt_than_the_states_there_is_no_turn(monkeypatch):
 
 def test_what_waits_is_of_the_newest_steps_and_what_is_scored_is_not_kept(monkeypatch):
     """Two of each step's four groups: states of two steps wait at staleness 0."""
-    monkeypatch.setattr(core_world, "states_of", lambda held, *, job: 9 * states_of(held, job=job) if 0 in held else [])
+    monkeypatch.setattr(
+        core_trainer, "states_of", lambda held, *, job: 9 * states_of(held, job=job) if 0 in held else []
+    )
     run = played(staleness=0)
     run.run_out()
     assert sum(samples[0].resampled for samples in scored(run)) == 2 * 2

@@ -5,9 +5,9 @@ from collections import deque
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler import held_out
 from streamrl_workers.scheduler.components import make_components
 from streamrl_workers.scheduler.evaluation import PATIENCE_LEASES, Announcer
+from streamrl_workers.scheduler.groups import held_out
 from streamrl_workers.scheduler.records import Recovered
 from support.core_events import joined
 from support.core_world import World, settings

@@ -61,6 +61,21 @@ def test_a_mode_is_two_answers_and_a_staleness(mode, staleness, whole_batches, t
 
 
 @pytest.mark.parametrize(
+    ("mode", "devices", "lent"),
+    [
+        ("StreamSync", {"a": None, "b": "Own"}, ""),
+        ("StreamAsync", {"a": None, "b": "Trainer"}, "b"),
+        ("Batch", {"a": "Trainer", "b": "Own"}, "a"),
+        ("Colocated", {"a": None, "b": "Trainer"}, "ab"),
+    ],
+)
+def test_colocated_is_the_mode_whose_pools_are_all_on_the_trainers_devices(mode, devices, lent):
+    pools = [{"name": name, "engine": {"hf": {}}, **({"devices": on} if on else {})} for name, on in devices.items()]
+    found = job_settings(pipeline={"mode": mode, "batchGroups": 4, "steps": 9}, generators=pools)
+    assert (found.lent_pools, found.waits_are_phases) == (frozenset(lent), mode == "Colocated")
+
+
+@pytest.mark.parametrize(
     ("algorithm", "draws"),
     [
         ({"grpo": {}}, 1),

@@ -74,6 +74,42 @@ def test_after_a_break_it_says_what_it_holds_and_takes_a_group_once():
     assert [event.credit.bytes for event in wire.said[1:]] == [waiting.size_bytes, waiting.size_bytes]
 
 
+def _waits(wire: Wire) -> list[tuple[int, int]]:
+    found = [(event.waits.step, event.waits.groups) for event in wire.said if event.HasField("waits")]
+    wire.said.clear()
+    return found
+
+
+def test_it_says_that_it_waits_with_what_it_has_taken():
+    wire = Wire(step=2)
+    wire.connect()
+    wire.session.wait_change(seen_cause="no_samples", timeout_s=0.0)
+    assert _waits(wire) == [(2, 0)]
+    wire.get(group=make_group(1, step=2))
+    wire.session.wait_change(seen_cause="no_samples", timeout_s=0.0)
+    assert _waits(wire) == [], "a group is there"
+    wire.session.poll()
+    wire.session.wait_change(seen_cause="no_samples", timeout_s=0.0)
+    assert _waits(wire) == [(2, 1)]
+    wire.session.step_done(pb.StepDone(step=2, group_ids=[1]))
+    wire.get(stop=pb.Stop(reason="the run has ended"))
+    with pytest.raises(StoppedError):
+        wire.session.wait_stop()
+    assert _waits(wire) == [(3, 0)], "also behind its last step"
+
+
+def test_a_new_scheduler_hears_that_it_waits():
+    wire = Wire()
+    wire.connect()
+    with wire.session._telling_that_it_waits():
+        wire.session.disconnected()
+        wire.said.clear()
+        wire.connect()
+    assert _waits(wire) == [(0, 0)]
+    wire.connect()
+    assert _waits(wire) == [], "it computes"
+
+
 def _do_step(wire: Wire, *, step: int) -> None:
     wire.get(group=make_group(10 + step, step=step))
     wire.session.poll()

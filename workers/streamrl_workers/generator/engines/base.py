@@ -103,6 +103,9 @@ class Engine(Protocol):
     def step(self) -> list[Delta]:
         """One decode step for all active requests."""
 
+    def pause(self, *, paused: bool) -> None:
+        """`step` is not called from now on, or is again. An engine that works by itself (`GeneratorEngineSpec.pauses`) may go on."""
+
     def step_seconds(self) -> float:
         """How long to wait before `step` has something to give; 0 for an engine that computes."""
 

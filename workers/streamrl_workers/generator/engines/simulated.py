@@ -137,6 +137,7 @@ class SimulatedEngine:
         self._seed = seed
         self._clock = clock
         self._now_s = clock()  # the moment up to which tokens have been given
+        self._paused_s: float | None = None  # since when it is paused
         self._active: dict[int, _Active] = {}  # by request, oldest first
         curve = LatencyCurve.of_milliseconds((point.batch, point.milliseconds) for point in spec.latency)
         # Seconds per step at 0..slots active sequences.
@@ -150,6 +151,15 @@ class SimulatedEngine:
 
     def free(self) -> int:
         return self.slots - len(self._active)
+
+    def pause(self, *, paused: bool) -> None:
+        """A paused engine does not save up time: what it had of a step is all it has when it goes on."""
+        now_s = self._clock()
+        if paused and self._paused_s is None:
+            self._paused_s = now_s
+        elif not paused and self._paused_s is not None:
+            self._now_s += now_s - self._paused_s
+            self._paused_s = None
 
     def step_seconds(self) -> float:
         """Time until the next token is due; 0 if it is, or if nothing is active."""

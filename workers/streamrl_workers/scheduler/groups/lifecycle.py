@@ -129,6 +129,18 @@ class SampleLifecycle:
             self._groups.set_min_version(group, sample, to=lease.version_step)
         return len(request.prompt) + len(request.prefix_tokens)
 
+    def may_move(self, lease: Lease, *, to: Generator) -> bool:
+        """Whether this running sample may go on with that generator's weights."""
+        group, window = self._groups[lease.group_id], self._groups.window
+        spans = group.samples[lease.sample_index].spans
+        if not spans or to.step is None:
+            return False  # without a token it would begin anew
+        stays = to.version == (spans[-1][2], spans[-1][1]) and not to.is_loading
+        if not (stays or self._settings.partial_rollouts):
+            return False
+        assert group.start_version is not None
+        return to.step <= window.step and window.may_go_on(group.start_version, at=to.step)
+
     def move(self, lease: Lease, *, to: Generator) -> Lease:
         """A running sample goes on at another generator, from its tokens so far; its new lease.
 

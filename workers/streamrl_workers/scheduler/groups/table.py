@@ -74,7 +74,7 @@ class GroupTable:
 
     def __init__(self, window: Window, *, task_name: Callable[[int], str] = lambda _index: "") -> None:
         """`task_name`: of the task that a prompt is of."""
-        self._window = window
+        self.window = window
         self._task_name = task_name
         self._groups: dict[int, Group] = {}
         self.counts: dict[GroupState, int] = dict.fromkeys(GroupState, 0)
@@ -101,7 +101,7 @@ class GroupTable:
     @property
     def filling_step(self) -> int:
         """The step that is being filled: the first without a record."""
-        return self._window.step
+        return self.window.step
 
     @property
     def live(self) -> int:
@@ -116,7 +116,7 @@ class GroupTable:
         if group.recorded:
             self._recorded += 1
         elif group.start_version is not None:
-            self._window.begin(group.start_version)
+            self.window.begin(group.start_version)
             self.buffer(group, group.size_bytes)
 
     def follow(self, group: Group, event: GroupEvent) -> None:
@@ -129,7 +129,7 @@ class GroupTable:
     def begin(self, group: Group) -> None:
         """The group begins now, in the step that is being filled, with all that it has."""
         group.start_version = self.filling_step
-        self._window.begin(group.start_version)
+        self.window.begin(group.start_version)
 
     def record(self, group: Group) -> None:
         """The group is in the record of a step now; it no longer counts as waiting for the trainer."""
@@ -153,7 +153,7 @@ class GroupTable:
         self.count_drop(group, event)
         self.drops_in_a_row[event.value] += 1
         if group.start_version is not None:
-            self._window.end(group.start_version)
+            self.window.end(group.start_version)
         self.unbuffer(group)
         del self._groups[group.group_id]
 
@@ -187,11 +187,11 @@ class GroupTable:
         if start == group.start_version:
             return
         if group.start_version is None and start is not None:
-            self._window.begin(start)
+            self.window.begin(start)
         elif group.start_version is not None and start is None:
-            self._window.end(group.start_version)
+            self.window.end(group.start_version)
         elif group.start_version is not None and start is not None:
-            self._window.move(group.start_version, to=start)
+            self.window.move(group.start_version, to=start)
         group.start_version = start
 
 

@@ -301,6 +301,7 @@ class _Trainer(PeerHandler):
         self.handlers = {
             "credit": lambda event: call(core.credit, event.bytes),
             "step_done": lambda event: call(core.step_done, event),
+            "waits": lambda event: call(core.trainer_waits, event),
             "published": lambda event: call(core.published, event, address=hello.weights_address),
             "sync_journal": lambda event: call(core.sync_journal, event),
             "checkpointed": lambda event: call(core.checkpointed, event),

@@ -81,6 +81,9 @@ class HfEngine:
     def free(self) -> int:
         return 0 if self._resting else self.slots - len(self._batch)
 
+    def pause(self, *, paused: bool) -> None:
+        del paused
+
     def step_seconds(self) -> float:
         return 0.0
 

@@ -88,6 +88,9 @@ class VllmEngine:
     def free(self) -> int:
         return self.slots - len(self._sequences)
 
+    def pause(self, *, paused: bool) -> None:
+        del paused
+
     def step_seconds(self) -> float:
         return 0.0
 
