@@ -16,7 +16,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from streamrl_workers.trainer.engines.forward import Forward, MicroBatch, make_batch
-from streamrl_workers.trainer.engines.logprobs import answer_logprobs
+from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.packing import PackedSample
 
 VOCABULARY = 151_936

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Co
 
 from streamrl_workers.trainer.engines import logprobs, sharding
 from streamrl_workers.trainer.engines.forward import Forward, MicroBatch, make_batch
-from streamrl_workers.trainer.engines.logprobs import answer_logprobs
+from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, pack_sample
 from support.trainer_groups import make_group
 

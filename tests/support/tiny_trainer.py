@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from streamrl.spec import RLJobSpec
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines.forward import ValueModel
-from streamrl_workers.trainer.engines.logprobs import answer_logprobs
+from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, frozen
 from streamrl_workers.trainer.engines.worker import RankModels, RankWorker

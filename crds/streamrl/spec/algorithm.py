@@ -274,6 +274,10 @@ class Correction(OneOf):
     )
 
 
+KL_ALGORITHMS = ("grpo", "drGrpo", "dapo", "rloo", "reinforcePP", "ppo", "gspo")
+"""That take a `referenceKl`."""
+
+
 class AlgorithmSpec(OneOf):
     """The learning rule."""
 

@@ -110,7 +110,7 @@ class Core:
     def tick(self, now_s: float) -> list[Effect]:
         """Call several times a lease: silent generators, deadlines, repeated announcements."""
         self._components.fleet.now_s = now_s
-        for generator in self._components.fleet:
+        for generator in self._components.fleet.connected:
             if not generator.silent and now_s - generator.heard_s > self._settings.lease_s:
                 self._revoke(generator, cancel=True)
                 generator.silent = True
@@ -366,7 +366,7 @@ class Core:
             delivered_groups=self._feed.delivered,
             buffered_groups=self._feed.buffered,
             fleet=pool_view(parts.fleet),
-            pools=pool_views(parts.fleet),
+            pools=pool_views(parts.fleet.connected),
             order=self.order,
             speeds=speeds(parts.fleet),
             cluster_turns={} if self._announcer.turns is None else self._announcer.turns.view(),
@@ -385,7 +385,7 @@ class Core:
     @property
     def silent(self) -> frozenset[str]:
         """Generators that are connected and were not heard for a lease."""
-        return frozenset(one.generator_id for one in self._components.fleet if one.silent)
+        return frozenset(one.generator_id for one in self._components.fleet.connected if one.silent)
 
     # ---- inside: generators
 
@@ -457,6 +457,8 @@ class Core:
             if self._rebalance is not None:
                 self._rebalance()
             self._assignment.fill()
+            if self._components.stage is not None:
+                self._components.stage.fill()
             self._ask_ranker()
             self._fail_if_hopeless()
             self._end_if_done()

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease
+from streamrl_workers.scheduler.frozen_stage import FrozenStage
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, SampleEvent, SampleState
 from streamrl_workers.scheduler.groups.sample import Sample, covers, fault
 from streamrl_workers.scheduler.groups.table import Group, GroupTable
@@ -74,6 +75,7 @@ class SampleLifecycle:
         fleet: Fleet,
         waiting: WaitingGroups,
         lengths: Lengths,
+        stage: FrozenStage | None = None,
     ) -> None:
         self._settings = settings
         self._outbox = outbox
@@ -82,6 +84,9 @@ class SampleLifecycle:
         self._waiting = waiting
         self.lengths = lengths
         """Predicts, and learns from what is made here."""
+        self._stage = stage
+        if stage is not None:
+            stage.on_measured, stage.on_failed = self._settle, self._unmeasurable
         self.kv = KvEstimate(lengths, max_tokens=settings.sampling.max_tokens)
         self._dynamic = ZeroVarianceFilter(draws_per_step=settings.draws_per_step, batch_groups=settings.batch_groups)
         self.on_scored: Callable[[Group], None] = lambda group: None
@@ -168,7 +173,10 @@ class SampleLifecycle:
     # ---- from a generator
 
     def progress(self, lease: Lease, item: pb.Progress, *, newest_step: int) -> None:
-        """Tokens, and perhaps the end, of one sample."""
+        """Tokens, and perhaps the end, of one sample; of a finished one, its log-probs by the frozen model."""
+        if lease.frozen and self._stage is not None:
+            self._stage.progress(lease, item)
+            return
         group = self._groups[lease.group_id]
         sample = group.samples[lease.sample_index]
         if item.finish_reason == "error":
@@ -222,6 +230,7 @@ class SampleLifecycle:
             self.answering += 1
         else:
             self._finish(group, sample)
+            self._measure(group, sample)
         self._outbox.add(question)
 
     def _end_lease(self, sample: Sample, lease: Lease) -> None:
@@ -235,6 +244,15 @@ class SampleLifecycle:
         group.unfinished -= 1
         if not group.unfinished:
             self._groups.follow(group, GroupEvent.FINISH)
+
+    def _measure(self, group: Group, sample: Sample) -> None:
+        """Where the frozen model has a pool: its log-probs are formed beside the reward."""
+        if self._stage is not None:
+            self._stage.put(group, sample)
+
+    def _unmeasurable(self, group: Group, error: str) -> None:
+        self.last_error = error
+        self._drop(group, GroupEvent.GENERATION_FAILED)
 
     # ---- turns
 
@@ -256,6 +274,7 @@ class SampleLifecycle:
             self._fail(group, sample, kind=answer.kind, error=answer.error)
         else:
             self._finish(group, sample)
+            self._measure(group, sample)
             self._outbox.add(sample.to_score(group.group_id, split="train", prompt_index=group.prompt_index))
 
     def _fail(self, group: Group, sample: Sample, *, kind: FailureKind | None, error: str) -> None:
@@ -269,6 +288,9 @@ class SampleLifecycle:
 
     def lost(self, lease: Lease) -> None:
         """The lease is revoked: its sample waits again, with the tokens that had arrived, unless all must be of one version."""
+        if lease.frozen and self._stage is not None:
+            self._stage.lost(lease)
+            return
         self._fleet.end(lease.number)
         group = self._groups[lease.group_id]
         sample = group.samples[lease.sample_index]
@@ -329,12 +351,19 @@ class SampleLifecycle:
         if group is None or not score.sample_index < len(group.samples):
             return
         sample = group.samples[score.sample_index]
-        if sample.state is not SampleState.FINISHED:
+        if sample.state is not SampleState.FINISHED or sample.is_rewarded:
             return
-        sample.follow(SampleEvent.SCORE)
+        sample.is_rewarded = True
         if score.kind is not None:
             self.failures[score.kind] += 1
         sample.reward, sample.reward_parts, sample.reward_error = score.reward, score.parts, score.error
+        self._settle(group, sample)
+
+    def _settle(self, group: Group, sample: Sample) -> None:
+        """The sample is scored, once both its reward and the frozen model's log-probs are there."""
+        if not (sample.is_rewarded and sample.is_measured):
+            return
+        sample.follow(SampleEvent.SCORE)
         group.unscored -= 1
         if not group.unscored:
             self._scored.append(group)
@@ -410,6 +439,7 @@ def _trajectory(group: Group, sample: Sample) -> pb.Sample:
         prompt_tokens=sample.prompt_tokens,
         tokens=bytes(sample.tokens),
         logprobs=bytes(sample.logprobs),
+        reference_logprobs=sample.reference,
         spans=[pb.VersionSpan(tokens=tokens, step=step, attempt=attempt) for tokens, step, attempt in sample.spans],
         finish_reason=sample.finish_reason,
         reward=sample.reward,
