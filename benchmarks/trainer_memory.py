@@ -15,8 +15,8 @@ from array import array
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from streamrl_workers.trainer.engines.forward import Forward, MicroBatch, make_batch
 from streamrl_workers.models.logprobs import answer_logprobs
+from streamrl_workers.trainer.engines.forward import Forward, MicroBatch, make_batch
 from streamrl_workers.trainer.engines.packing import PackedSample
 
 VOCABULARY = 151_936

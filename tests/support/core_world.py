@@ -66,6 +66,7 @@ class World:
         self.prompts: deque[NeedPrompts] = deque()
         self.slots = slots
         self.clusters: dict[str, str] = {}  # of generators that are in another one than the trainer
+        self.pools: dict[str, str] = {}  # of generators that are not in "p"
         self.kv: int | None = None  # capacity in tokens of those that join
         self.lives = 0
         self.instances = 0
@@ -223,6 +224,7 @@ class World:
     # ---- generators
 
     def join_generator(self, name: str, *, pool: str = "p") -> None:
+        pool = self.pools.get(name, pool)
         generator = self.generators.get(name)
         if generator is None or generator.leaving:
             self.generators.pop(name, None)
@@ -231,6 +233,7 @@ class World:
             generator = self.generators[name] = SimGenerator(
                 name, f"i{self.instances}", slots, cluster=self.clusters.get(name, "")
             )
+            generator.version = (0, 0) if pool == self.job.frozen_pool else None
         generator.connected = True
         generator.inbox.clear()
         generator.active.clear()
@@ -293,7 +296,9 @@ class World:
 
     def make_token(self, generator: SimGenerator, lease: int, *, finish: str) -> None:
         request = generator.active[lease]
-        assert request.pinned == (is_evaluation(request) or not self.job.partial_rollouts)
+        is_finished = request.HasField("finished")
+        assert is_finished or request.pinned == (is_evaluation(request) or not self.job.partial_rollouts)
+        finish = finish or "stop" * is_finished  # what a frozen model says is said at once
         if is_evaluation(request):
             number = group_number(generator.version[1], request.group_id & 0xFFFFF)
             assert request.group_id == number, "evaluation of another version"

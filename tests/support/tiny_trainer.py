@@ -6,9 +6,9 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from streamrl.spec import RLJobSpec
+from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines.forward import ValueModel
-from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, frozen
 from streamrl_workers.trainer.engines.worker import RankModels, RankWorker
@@ -62,7 +62,7 @@ def tiny_worker(spec: RLJobSpec, **model: int) -> RankWorker:
         model=_policy(**model),
         tokenizer=tiny_tokenizer(),
         algorithm=algorithm,
-        reference=frozen(_policy(REFERENCE_SEED)) if algorithm.reference_kl else None,
+        reference=frozen(_policy(REFERENCE_SEED)) if algorithm.reference_kl and not spec.trainer.reference else None,
         critic=tiny_critic() if algorithm.critic else None,
     )
     return RankWorker(parts, spec=spec)

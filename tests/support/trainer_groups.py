@@ -22,6 +22,7 @@ def trainer_spec(
 ) -> RLJobSpec:
     """A small job; `algorithm` are the constants of `rule`, `engine` is the generator's, `trainer` is in the words of the job file."""
     supervised = rule == "supervised"
+    frozen = [{"name": trainer["reference"]["pool"], "engine": {"hf": {}}}] if "reference" in trainer else []
     return parse_job(
         {
             "apiVersion": "streamrl.io/v1alpha1",
@@ -37,7 +38,7 @@ def trainer_spec(
                 },
                 "algorithm": {rule: algorithm or {}, **({"correction": correction} if correction else {})},
                 "pipeline": {"batchGroups": 4, "steps": steps, **({"mode": "StreamSync"} if supervised else {})},
-                "generators": [{"name": "sim", "engine": engine or {"hf": {}}}],
+                "generators": [{"name": "sim", "engine": engine or {"hf": {}}}, *frozen],
                 "trainer": {"learningRate": 1e-3, **trainer},
                 **({"weights": {"http": weights}} if weights else {}),
             },

@@ -24,8 +24,16 @@ def _prompt_tokens(request: pb.SampleRequest) -> bytes:
     return CONTEXT_TOKEN * len(request.prompt) if is_context else bytes(8)
 
 
+def frozen_logprobs(sample: pb.Sample) -> bytes:
+    """Of the world's frozen model: they tell what it was shown."""
+    shown = crc32(sample.prompt_tokens + sample.tokens) & 0xFFFF
+    return pack_float32([-2.0 - shown / 0x10000] * (len(sample.tokens) >> 2))
+
+
 def next_token(request: pb.SampleRequest, *, version: tuple[int, int], finish: str) -> pb.Progress:
     """One token more for `request`, which becomes what a generator then has of it; an observation is tokenized first."""
+    if request.HasField("finished"):
+        return pb.Progress(lease=request.lease, logprobs=frozen_logprobs(request.finished), finish_reason=finish)
     prefix = len(request.prefix_tokens) >> 2
     assert request.context_tokens <= prefix
     assert not request.observation or request.context_tokens == prefix, "behind an observation all is context"
@@ -51,6 +59,10 @@ def next_token(request: pb.SampleRequest, *, version: tuple[int, int], finish: s
 def check_trajectory(trajectory: pb.Sample, *, job: SchedulerSettings, ours: bool = True) -> None:
     """Segments cover the tokens and tell turns, observations and contexts apart; each drawn token stands behind what its engine had.
     Without partial rollouts each turn is of one version. `ours`: tokens are by `next_token`, which tells what the engine had."""
+    measured = trajectory.reference_logprobs if job.frozen_pool else b""
+    assert measured == (
+        frozen_logprobs(trajectory) if measured or (trajectory.HasField("reward") and job.frozen_pool) else b""
+    )
     max_turns, tokens = job.max_turns, unpack_int32(trajectory.tokens)
     assert len(tokens) == sum(span.tokens for span in trajectory.spans)
     assert bool(trajectory.segments) == (max_turns is not None)

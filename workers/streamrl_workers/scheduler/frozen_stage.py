@@ -83,7 +83,9 @@ class FrozenStage:
         if sample.issues < self._settings.max_issues:
             self._waiting.appendleft((group, sample))
         else:
-            self.on_failed(group, f"log-probs of a sample were lost {sample.issues} times, last with {lease.generator_id}")
+            self.on_failed(
+                group, f"log-probs of a sample were lost {sample.issues} times, last with {lease.generator_id}"
+            )
 
     def _issue(self, group: Group, sample: Sample, generator: Generator) -> None:
         sample.issues += 1

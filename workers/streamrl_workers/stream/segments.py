@@ -64,6 +64,5 @@ def trained_contexts(sample: pb.Sample) -> list[tuple[int, list[int]]]:
     prompt = count_32(sample.prompt_tokens)
     places = [prompt + place for place in trained_places(sample)]
     return [
-        (begin, places[bisect_left(places, begin) : bisect_left(places, end)])
-        for begin, end in context_ranges(sample)
+        (begin, places[bisect_left(places, begin) : bisect_left(places, end)]) for begin, end in context_ranges(sample)
     ]

@@ -26,13 +26,13 @@ from streamrl.spec import RLJobSpec
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.frozen import TEACHER, frozen_directory
 from streamrl_workers.models.load import load_empty, load_model, load_tokenizer
+from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.stream.packing import pack_float32
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup, RankEnvironment
 from streamrl_workers.trainer.engines.forward import Reference, ValueModel, forward_metrics, logprob_diff_metrics
-from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.memory import check_memory
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
 from streamrl_workers.trainer.engines.rank_link import Payload
