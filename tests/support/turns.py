@@ -33,7 +33,9 @@ def frozen_logprobs(sample: pb.Sample) -> bytes:
 def next_token(request: pb.SampleRequest, *, version: tuple[int, int], finish: str) -> pb.Progress:
     """One token more for `request`, which becomes what a generator then has of it; an observation is tokenized first."""
     if request.HasField("finished"):
-        return pb.Progress(lease=request.lease, logprobs=frozen_logprobs(request.finished), finish_reason=finish)
+        return pb.Progress(
+            lease=request.lease, logprobs=frozen_logprobs(request.finished), finish_reason=finish or "stop"
+        )
     prefix = len(request.prefix_tokens) >> 2
     assert request.context_tokens <= prefix
     assert not request.observation or request.context_tokens == prefix, "behind an observation all is context"

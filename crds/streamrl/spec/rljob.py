@@ -168,7 +168,11 @@ REFERENCE_RULES = (
     _reference_rule(
         "must name one of several pools: the others generate",
         "self.generators.size() > 1 && self.generators.exists(g, g.name == self.trainer.reference.pool)",
-        lambda spec: (spec.frozen_pool is None or len(spec.generators) == 1) and spec.trainer.reference.pool,
+        lambda spec: (
+            (spec.frozen_pool is None or len(spec.generators) == 1)
+            and spec.trainer.reference is not None
+            and spec.trainer.reference.pool
+        ),
     ),
     _reference_rule(
         "needs a pool with engine hf, without scaling auto and weightCache",

@@ -16,7 +16,7 @@ from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.evaluation import Evaluator
 from streamrl_workers.scheduler.fleet import IDLE_CAUSES, Fleet, Generator
-from streamrl_workers.scheduler.frozen_stage import FrozenStage
+from streamrl_workers.scheduler.groups.frozen_stage import FrozenStage
 from streamrl_workers.scheduler.groups.life import GroupEvent
 from streamrl_workers.scheduler.groups.lifecycle import SampleLifecycle
 from streamrl_workers.scheduler.groups.planning import Planner

@@ -122,6 +122,8 @@ class Fleet:
         """Generators with free slots."""
         self.free_frozen: dict[str, Generator] = {}
         """The same of those with the frozen model."""
+        self._frozen: set[str] = set()
+        """Names of all those."""
         self._touched: dict[str, None] = {}
         self.changes = 0
         """Rises when a generator begins or ceases to serve."""
@@ -143,7 +145,7 @@ class Fleet:
         return (generator for generator in self._generators.values() if not generator.frozen)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._generators) - len(self._frozen)
 
     @property
     def connected(self) -> Iterator[Generator]:
@@ -169,6 +171,7 @@ class Fleet:
         frozen = hello.pool == self._frozen_pool
         generator = Generator(hello.generator_id, hello.pool, hello.slots, version, now_s, kv, frozen, hello.cluster)
         self._generators[hello.generator_id] = generator
+        self._frozen |= {hello.generator_id} if frozen else set()
         self.settle(generator)
         return generator
 
@@ -178,6 +181,7 @@ class Fleet:
         self._loading.pop(generator_id, None)
         self.free.pop(generator_id, None)
         self.free_frozen.pop(generator_id, None)
+        self._frozen.discard(generator_id)
 
     def settle(self, generator: Generator) -> None:
         """Its slots or its version may have changed."""
@@ -193,7 +197,7 @@ class Fleet:
             self.free.pop(generator.generator_id, None)
 
     def _settle_frozen(self, generator: Generator) -> None:
-        if generator.free > 0:
+        if generator.free > 0 and generator.step is not None:
             self.free_frozen[generator.generator_id] = generator
         else:
             self.free_frozen.pop(generator.generator_id, None)

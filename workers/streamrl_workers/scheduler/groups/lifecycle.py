@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease
-from streamrl_workers.scheduler.frozen_stage import FrozenStage
+from streamrl_workers.scheduler.groups.frozen_stage import FrozenStage
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, SampleEvent, SampleState
 from streamrl_workers.scheduler.groups.sample import Sample, covers, fault
 from streamrl_workers.scheduler.groups.table import Group, GroupTable
