@@ -39,7 +39,7 @@ REGISTRIES: dict[type[OneOf], Collection[str]] = {
     TrainerEngine: TRAINER_ENGINES,
     Weights: TRANSPORTS,
 }
-WITHOUT_REGISTRY = {"EnvFrom", "EnvSource", "Model", "ResourceClaim", "Speculation", "Volume"}
+WITHOUT_REGISTRY = {"EnvFrom", "EnvSource", "FrozenModel", "Model", "ResourceClaim", "Speculation", "Volume"}
 """Choices that are no plug-ins: a model is a place to load from, speculation is vLLM's own, parts of pods are Kubernetes'."""
 
 

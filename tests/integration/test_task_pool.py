@@ -260,6 +260,13 @@ async def test_a_module_that_ends_the_process_is_told(tmp_path: Path) -> None:
             pass
 
 
+async def test_without_rewards_each_score_is_zero(tmp_path: Path) -> None:
+    taught = {"distillation": {"teacher": {"path": {"directory": "teacher"}}}}
+    async with running_pool(tmp_path, modules={}, rewards=(), algorithm=taught) as pool:
+        found = await scored(pool, "a", "b")
+    assert [(score.reward, score.parts, score.error) for score in found] == [(0.0, {}, "")] * 2
+
+
 async def test_many_are_scored_in_their_order(tmp_path: Path) -> None:
     """Of more prompts than a process keeps."""
     right = {"name": "right", "timeoutSeconds": WAIT_S, "exactMatch": {}}

@@ -15,12 +15,15 @@ CHAIN_SUM = {
 VERIFIER = {"name": "right", "verifier": {}}
 
 
-def make_job(*, dataset: dict[str, Any] = CHAIN_SUM, rewards: Any = (VERIFIER,), **task: Any) -> RLJob:
+def make_job(
+    *, dataset: dict[str, Any] = CHAIN_SUM, rewards: Any = (VERIFIER,), algorithm: Any = None, **task: Any
+) -> RLJob:
     """A small valid job around a data set and rewards, or a mixture."""
     alone = {} if "mixture" in task else {"dataset": dataset, "rewards": list(rewards)}
     spec = {
         "model": {"scratch": {}},
         "task": {**alone, "sampling": {"maxTokens": 16}, **task},
+        "algorithm": algorithm or {"grpo": {}},
         "pipeline": {"batchGroups": 2, "steps": 2},
         "generators": [{"name": "local", "engine": {"hf": {}}, "scaling": {"static": {"replicas": 1}}}],
     }

@@ -323,6 +323,8 @@ def _limits(task: SingleTask) -> dict[int, StageLimit]:
         for stage, reward in enumerate(task.rewards)
     }
     limits[MAKING_ITEM] = StageLimit(name="making the item", timeout_s=MAKE_ITEM_TIMEOUT_S)
+    if not task.rewards:
+        limits[0] = limits[MAKING_ITEM]  # a score of no rewards is 0
     if task.environment is not None:
         limits[PLAYING] = StageLimit(name="environment", timeout_s=task.environment.timeout_seconds)
     return limits

@@ -227,7 +227,7 @@ def _score(request: ScoreSample, row: Any, *, rewards: Sequence[Reward]) -> Scor
     if isinstance(row, dict):
         return Score(group_id=group_id, sample_index=sample_index, reward=None, parts={}, **row)
     parts = {reward.name: value for reward, value in zip(rewards, row[0], strict=True)}
-    total = sum(reward.weight_percent / 100 * parts[reward.name] for reward in rewards)
+    total = sum((reward.weight_percent / 100 * parts[reward.name] for reward in rewards), start=0.0)
     return Score(group_id=group_id, sample_index=sample_index, reward=total, parts=parts)
 
 
