@@ -247,7 +247,7 @@ def _merged(tensors: dict[str, TensorBytes]) -> dict[str, TensorBytes]:
 async def _model_path(settings: GeneratorSettings) -> str | None:
     """Where configuration and tokenizer are, with the weights where they are frozen; None: the engine needs none."""
     if settings.is_frozen:
-        return _frozen_path(settings)
+        return await asyncio.to_thread(_frozen_path, settings)  # its import takes seconds, and the heartbeat goes on
     if settings.model_path is not None or not engine_kind(settings.pool.engine.key).needs_model:
         return settings.model_path
     return str(await fetch_model(settings.scheduler, run_dir=settings.run_dir))
