@@ -63,8 +63,10 @@ class Delta:
     """What one request gained in one step."""
 
     lease: int  # of the request
-    tokens: tuple[int, ...]  # new completion tokens, the end-of-sequence token included
-    logprobs: tuple[float, ...]  # one per token, at the sampling temperature, before top-p/top-k
+    tokens: tuple[int, ...]  # new completion tokens, the end-of-sequence token included; of a frozen model none
+    logprobs: tuple[
+        float, ...
+    ]  # one per token, at the sampling temperature, before top-p/top-k; of a frozen model of all
     version: int  # the weights that made these tokens
     finish_reason: FinishReason | None = None  # None while running
     text: str | None = None  # whole completion (prefix included, context not), cut before a stop string; when finished
