@@ -1,9 +1,12 @@
 """A pool that says the frozen model's log-probs, in real runs: the trainer's numbers, deaths in mid-stream, all of them exact."""
 
 import json
+import os
 import random
-from collections.abc import Callable
-from functools import partial
+import signal
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +15,25 @@ import pytest
 from streamrl_workers.metrics.jsonl import read_jsonl
 from support.jobs import tiny_job, write_prompts
 from support.runs import LocalRun, wait_for
+from support.tiny_folder import tiny_folder
 
-FROZEN = "generator-frozen-{}"
+POOL = ("generator-frozen-0", "generator-frozen-1")
+SLOTS, BATCH_GROUPS, GROUP_SIZE, STALENESS, MAX_TOKENS = 4, 8, 4, 1, 24
+SAMPLE_BYTES = 96 + 4 * 64 + 3 * 4 * MAX_TOKENS
+"""Its overhead, its prompt, and a token, its log-prob and the frozen model's each time."""
 
 
-def job(
-    *, steps: int, replicas: int = 1, batch_groups: int = 4, algorithm: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def job(*, steps: int, replicas: int = 1, batch_groups: int = 4, **spec: Any) -> dict[str, Any]:
     """A tiny model, a pull to what it began as, and a pool that says how far it is from there."""
     made = tiny_job(steps=steps)
-    spec = made["spec"]
-    spec["algorithm"] = algorithm or {"grpo": {"referenceKl": {"coefficient": 0.01}}}
-    spec["trainer"] = {"learningRate": 1e-2, "reference": {"pool": "frozen"}}
-    spec["generators"].append(
-        {"name": "frozen", "engine": {"hf": {"slots": 4}}, "scaling": {"static": {"replicas": replicas}}}
+    made["spec"] |= {"algorithm": {"grpo": {"referenceKl": {"coefficient": 0.01}}}, **spec}
+    made["spec"]["trainer"] = {"learningRate": 1e-2, "reference": {"pool": "frozen"}}
+    made["spec"]["generators"].append(
+        {"name": "frozen", "engine": {"hf": {"slots": SLOTS}}, "scaling": {"static": {"replicas": replicas}}}
     )
-    spec["pipeline"]["batchGroups"] = batch_groups
-    spec["scheduling"]["leaseSeconds"] = 3.0
-    spec["storage"] = {"checkpoints": {"intervalSteps": 5}}
-    spec["failurePolicy"] = {"maxRestarts": 100}
+    made["spec"]["pipeline"]["batchGroups"] = batch_groups
+    made["spec"]["storage"] = {"checkpoints": {"intervalSteps": 5}}
+    made["spec"]["failurePolicy"] = {"maxRestarts": 100}
     return made
 
 
@@ -40,42 +43,89 @@ def start(tmp_path: Path, made: dict[str, Any]) -> LocalRun:
 
 
 def trainer_numbers(run: LocalRun) -> list[dict[str, float]]:
+    """Of every step, of a run that ended well."""
+    assert run.process.wait(500) == 0, run.logs()
+    run.assert_exact()
     return [line["trainer"] for line in read_jsonl(run.folder / "metrics/steps.jsonl")]
 
 
 @pytest.mark.timeout(600)
 def test_the_divergence_is_zero_before_the_first_update_and_grows(tmp_path: Path) -> None:
     run = start(tmp_path, job(steps=4))
-    assert run.process.wait(500) == 0, run.logs()
-    run.assert_exact()
     first, *_, last = trainer_numbers(run)
     assert first["reference_kl"] == pytest.approx(0.0, abs=1e-6)
     assert last["reference_kl"] > 1e-4
     assert first["forward_tokens"] == first["tokens"] > 0
-    walls = [line for file in (run.folder / "metrics").glob("generator-frozen-*.jsonl") for line in read_jsonl(file)]
-    assert walls, "the pool says where its time went"
+    assert list(read_jsonl(run.folder / "metrics/generator-frozen-0.jsonl")), "the pool says where its time went"
 
 
-def wait(run: LocalRun, happened: Callable[[], bool]) -> None:
-    """Until it has happened, or the run is over."""
-    wait_for(lambda: happened() or run.process.poll() is not None, what=f"a kill; {run.logs()}", deadline_s=600)
+@pytest.mark.timeout(600)
+def test_a_teacher_is_followed(tmp_path: Path) -> None:
+    model, teacher = tiny_folder(tmp_path / "model"), tiny_folder(tmp_path / "teacher", seed=1)
+    directories: Any = {"path": {"directory": str(model)}}, {"path": {"directory": str(teacher)}}
+    run = start(tmp_path, job(steps=12, model=directories[0], algorithm={"distillation": {"teacher": directories[1]}}))
+    first, *_, last = trainer_numbers(run)
+    assert 0 < last["reference_kl"] < 0.8 * first["reference_kl"]
 
 
-def reached(run: LocalRun, steps: int) -> bool:
-    return run.steps() >= steps
+class Kills:
+    """Of generators that hold samples."""
+
+    def __init__(self, run: LocalRun) -> None:
+        self._run = run
+        self.most_bytes = 0
+        """Of samples, while nobody of the pool answered."""
+
+    def kill(self, name: str) -> None:
+        """Stop the whole pool until both hold all they can, or are given up; then one dies, and the other goes on."""
+        self.wait(lambda: all(self._run.pid_of(one) for one in POOL), "both to be alive")
+        with self._stopped():
+            self.wait(self._is_full, "both to hold samples")
+            self.most_bytes = max(self.most_bytes, self._numbers()["buffered_bytes"])
+            assert self._run.kill(name)
+
+    def wait(self, happened: Callable[[], bool], what: str) -> None:
+        """The run must not end before."""
+        wait_for(
+            lambda: happened() or self._run.process.poll() is not None,
+            what=f"{what}; {self._run.logs()}",
+            deadline_s=300,
+        )
+        assert self._run.process.poll() is None, self._run.logs()
+
+    @contextmanager
+    def _stopped(self) -> Iterator[None]:
+        pids = [self._run.freeze(name) for name in POOL]
+        try:
+            yield
+        finally:
+            for pid in pids:
+                with suppress(ProcessLookupError):  # the one that was killed
+                    os.kill(pid, signal.SIGCONT)
+
+    def _is_full(self) -> bool:
+        pool = self._numbers()["scaling"]["pools"].get("frozen", {})
+        return pool.get("active") == len(POOL) * SLOTS or pool.get("silent", 0) > 0
+
+    def _numbers(self) -> dict[str, Any]:
+        port = json.loads((self._run.folder / "endpoints/scheduler.json").read_text())["signals"]
+        with urllib.request.urlopen(f"http://{port}/numbers", timeout=60) as page:
+            return dict(json.loads(page.read()))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_twenty_kills_in_mid_stream_lose_nothing(tmp_path: Path) -> None:
-    rng = random.Random(0)
-    steps = 60
-    run = start(tmp_path, job(steps=steps, replicas=2, batch_groups=8))
+    rng, steps = random.Random(0), 60
+    run = start(tmp_path, job(steps=steps, replicas=len(POOL), batch_groups=BATCH_GROUPS))
+    kills = Kills(run)
     for kill in range(20):
-        wait(run, partial(reached, run, 2 * kill + 1))
-        wait(run, partial(run.kill, FROZEN.format(rng.randrange(2))))
-    assert run.process.wait(1200) == 0, run.logs()
-    assert run.steps() == steps
-    run.assert_exact()
-    assert trainer_numbers(run)[0]["reference_kl"] == pytest.approx(0.0, abs=1e-6)
-    assert json.loads((run.folder / "result.json").read_text())["check"]["consumed"] == steps * 8
+        kills.wait(lambda least=2 * kill + 1: run.steps() >= least, "steps")
+        kills.kill(rng.choice(POOL))
+    numbers = trainer_numbers(run)
+    assert len(numbers) == steps
+    assert numbers[0]["reference_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert run.result()["check"]["consumed"] == steps * BATCH_GROUPS
+    lines = list(read_jsonl(run.folder / "metrics/steps.jsonl"))
+    assert sum(line["reissued"] for line in lines) >= 20 * SLOTS
+    assert kills.most_bytes <= (1 + STALENESS) * BATCH_GROUPS * GROUP_SIZE * SAMPLE_BYTES

@@ -36,6 +36,8 @@ class FrozenStage:
         self._fleet = fleet
         self._groups = groups
         self._waiting: deque[tuple[Group, Sample]] = deque()
+        self.reissued = 0
+        """Samples that were given to another generator, since theirs was lost."""
         self.on_measured: Callable[[Group, Sample], None] = lambda group, sample: None
         """Called when a sample has its log-probs."""
         self.on_failed: Callable[[Group, str], None] = lambda group, error: None
@@ -45,11 +47,6 @@ class FrozenStage:
         """The sample has all its tokens."""
         sample.is_measured, sample.issues = False, 0
         self._waiting.append((group, sample))
-
-    @property
-    def waiting(self) -> int:
-        """Samples that are with no generator; those of groups that are gone may be among them."""
-        return len(self._waiting)
 
     def fill(self) -> None:
         """Give free slots what waits."""
@@ -88,6 +85,7 @@ class FrozenStage:
             )
 
     def _issue(self, group: Group, sample: Sample, generator: Generator) -> None:
+        self.reissued += sample.issues > 0
         sample.issues += 1
         lease = self._fleet.lend(generator, group_id=group.group_id, sample_index=sample.index, size=_NO_MEMORY)
         sample.lease = lease.number
