@@ -131,6 +131,6 @@ def test_twenty_kills_in_mid_stream_lose_nothing(tmp_path: Path) -> None:
     assert len(numbers) == steps
     assert numbers[0]["reference_kl"] == pytest.approx(0.0, abs=1e-6)
     assert run.result()["check"]["consumed"] == steps * BATCH_GROUPS
-    lines = list(read_jsonl(run.folder / "metrics/steps.jsonl"))
-    assert sum(line["reissued"] for line in lines) >= 20
-    assert kills.most_bytes <= (1 + STALENESS) * BATCH_GROUPS * GROUP_SIZE * SAMPLE_BYTES
+    reissued = sum(line["reissued"] for line in read_jsonl(run.folder / "metrics/steps.jsonl"))
+    assert reissued >= 20, "they held samples"
+    assert 0 < kills.most_bytes <= (1 + STALENESS) * BATCH_GROUPS * GROUP_SIZE * SAMPLE_BYTES

@@ -373,7 +373,7 @@ class Core:
             checkpoint=self._feed.newest_checkpoint,
             prompts_ready=parts.planner.ready,
             ignored_progress=self._ignored_progress,
-            reissued_samples=parts.lifecycle.reissued + (0 if parts.stage is None else parts.stage.reissued),
+            reissued_samples=parts.fleet.reissued,
             moved_samples=parts.lifecycle.moved,
             dropped_groups=dict(parts.groups.dropped),
             dropped_groups_of=dict(parts.groups.dropped_of),

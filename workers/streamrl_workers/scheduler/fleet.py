@@ -125,6 +125,8 @@ class Fleet:
         self._frozen: set[str] = set()
         """Names of all those."""
         self._touched: dict[str, None] = {}
+        self.reissued = 0
+        """Samples that were lent again, since their generator was lost."""
         self.changes = 0
         """Rises when a generator begins or ceases to serve."""
         self.now_s = 0.0

@@ -36,8 +36,6 @@ class FrozenStage:
         self._fleet = fleet
         self._groups = groups
         self._waiting: deque[tuple[Group, Sample]] = deque()
-        self.reissued = 0
-        """Samples that were given to another generator, since theirs was lost."""
         self.on_measured: Callable[[Group, Sample], None] = lambda group, sample: None
         """Called when a sample has its log-probs."""
         self.on_failed: Callable[[Group, str], None] = lambda group, error: None
@@ -85,7 +83,7 @@ class FrozenStage:
             )
 
     def _issue(self, group: Group, sample: Sample, generator: Generator) -> None:
-        self.reissued += sample.issues > 0
+        self._fleet.reissued += sample.issues > 0
         sample.issues += 1
         lease = self._fleet.lend(generator, group_id=group.group_id, sample_index=sample.index, size=_NO_MEMORY)
         sample.lease = lease.number

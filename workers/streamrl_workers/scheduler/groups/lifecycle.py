@@ -92,7 +92,6 @@ class SampleLifecycle:
         self._dynamic = ZeroVarianceFilter(draws_per_step=settings.draws_per_step, batch_groups=settings.batch_groups)
         self.on_scored: Callable[[Group], None] = lambda group: None
         """Called when a group's record is durable."""
-        self.reissued = 0
         self.moved = 0
         """Samples that went on at another generator while theirs was alive."""
         self._scored: deque[Group] = deque()
@@ -125,7 +124,7 @@ class SampleLifecycle:
         """The group's next waiting sample goes to the generator. Returns the bytes of its prompt and tokens, about."""
         sample = group.samples[self._waiting.take(group)]
         if sample.issues:
-            self.reissued += 1
+            self._fleet.reissued += 1
         sample.issues += 1
         if group.state is GroupState.PLANNED:
             self._groups.follow(group, GroupEvent.ISSUE)
