@@ -188,21 +188,16 @@ class Fleet:
     def settle(self, generator: Generator) -> None:
         """Its slots or its version may have changed."""
         if generator.frozen:
-            self._settle_frozen(generator)
-            return
-        self._touched[generator.generator_id] = None
-        self.changes += generator.counted != generator.serves
-        generator.counted = generator.serves
-        if generator.free > 0:
-            self.free[generator.generator_id] = generator
+            free, is_ready = self.free_frozen, generator.step is not None
         else:
-            self.free.pop(generator.generator_id, None)
-
-    def _settle_frozen(self, generator: Generator) -> None:
-        if generator.free > 0 and generator.step is not None:
-            self.free_frozen[generator.generator_id] = generator
+            free, is_ready = self.free, True
+            self._touched[generator.generator_id] = None
+            self.changes += generator.counted != generator.serves
+            generator.counted = generator.serves
+        if generator.free > 0 and is_ready:
+            free[generator.generator_id] = generator
         else:
-            self.free_frozen.pop(generator.generator_id, None)
+            free.pop(generator.generator_id, None)
 
     def loaded(self, generator: Generator, version: Version) -> None:
         """It has the version now."""

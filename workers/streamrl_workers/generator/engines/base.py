@@ -60,13 +60,11 @@ class KvLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one request gained in one step."""
+    """What one request gained in one step. Of a frozen model: no tokens, and a log-prob for each that its sample has."""
 
     lease: int  # of the request
-    tokens: tuple[int, ...]  # new completion tokens, the end-of-sequence token included; of a frozen model none
-    logprobs: tuple[
-        float, ...
-    ]  # one per token, at the sampling temperature, before top-p/top-k; of a frozen model of all
+    tokens: tuple[int, ...]  # new completion tokens, the end-of-sequence token included
+    logprobs: tuple[float, ...]  # one per token, at the sampling temperature, before top-p/top-k
     version: int  # the weights that made these tokens
     finish_reason: FinishReason | None = None  # None while running
     text: str | None = None  # whole completion (prefix included, context not), cut before a stop string; when finished
