@@ -1,6 +1,6 @@
 """What a pool for the frozen model takes from the trainer: the same job with the model in the trainer, and with `trainer.reference`.
 
-    python benchmarks/reference_pool.py [--steps 20] [--rounds 3]
+    python benchmarks/reference_pool.py [--steps 20] [--groups 64] [--rounds 3]
 
 The README's job with a pull to its initial model, and a model of 1.7 M parameters, so that a pass of the frozen one counts. The variants
 take turns. Prints for each run, from the third step on: samples/s, and seconds of a processor that the trainer and the pool took for a
@@ -72,9 +72,12 @@ def main() -> None:
     """Run them, print a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--groups", type=int, default=64, help="a step")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     fixed = (
+        "spec.task.evaluation={maxPrompts: 8, intervalSteps: 1000}",
+        f"spec.pipeline.batchGroups={args.groups}",
         "spec.algorithm={grpo: {referenceKl: {coefficient: 0.001}}}",
         f"spec.pipeline.steps={args.steps}",
         *(f"spec.model.scratch.{size}" for size in SIZES),
