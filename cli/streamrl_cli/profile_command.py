@@ -163,11 +163,11 @@ def _wanted(job: RLJob, args: argparse.Namespace) -> MeasuringPlan:
 
 
 def _pools(job: RLJob, args: argparse.Namespace) -> tuple[str, ...]:
-    names = [pool.name for pool in job.spec.generators]
+    names = [pool.name for pool in job.spec.generators if pool != job.spec.frozen_pool]  # that one generates nothing
     if args.pool is not None and args.pool not in names:
         rule = f"must be one of {', '.join(names)}" if names else "must be absent: the job has no generators"
         raise UserError(field="--pool", rule=rule, got=args.pool)
-    chosen = [pool for pool in job.spec.generators if args.pool in (None, pool.name)]
+    chosen = [pool for pool in job.spec.generators if pool.name in names and args.pool in (None, pool.name)]
     mistakes = []
     for pool in chosen:
         batches_of(pool, given=args.batches)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
-from streamrl_workers.scheduler.evaluation import GROUP_BASE
+from streamrl_workers.scheduler.evaluation import GROUP_BASE, group_number
 
 
 @dataclass
@@ -86,3 +86,11 @@ def group_command(effect: fx.DeliverGroup, samples: Sequence[bytes]) -> pb.Train
 
 def is_evaluation(request: pb.SampleRequest) -> bool:
     return request.group_id >= GROUP_BASE
+
+
+def check_request(request: pb.SampleRequest, *, version: tuple[int, int], pinned: bool) -> None:
+    """An evaluation is of the generator's version; what is generated is `pinned`, or free, as the job asks."""
+    if is_evaluation(request):
+        number = group_number(version[1], request.group_id & 0xFFFFF)
+        assert request.group_id == number, "evaluation of another version"
+    assert request.HasField("finished") or request.pinned == (is_evaluation(request) or pinned)

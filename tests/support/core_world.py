@@ -13,11 +13,10 @@ from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.speeds import Curves
-from streamrl_workers.scheduler.evaluation import group_number
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Score, ScoreSample, TurnAnswer
-from support.core_peers import SimGenerator, SimTrainer, group_command, hello_of, is_evaluation
+from support.core_peers import SimGenerator, SimTrainer, check_request, group_command, hello_of
 from support.core_rows import prompts_of
 from support.core_trainer import TrainerSide
 from support.replayed import replay
@@ -67,7 +66,7 @@ class World(TrainerSide):
         self.prompts: deque[NeedPrompts] = deque()
         self.slots = slots
         self.clusters: dict[str, str] = {}  # of generators that are in another one than the trainer
-        self.pools: dict[str, str] = {}  # of generators that are in another one than "p"
+        self.pools: dict[str, str] = {}  # of generators that are not in "p"
         self.kv: int | None = None  # capacity in tokens of those that join
         self.lives = 0
         self.instances = 0
@@ -96,8 +95,7 @@ class World(TrainerSide):
         self.prompts.clear()
         self.taken = {record.step for record in self.durable if isinstance(record, rec.StepTaken)}
         """Steps with a record, durable or not, as this scheduler knows it."""
-        self.redrawn = 0
-        """Groups dropped for the step being filled because their rewards are equal."""
+        self.redrawn = 0  # groups dropped for the step being filled because their rewards are equal
         self.generators = {name: generator for name, generator in self.generators.items() if not generator.leaving}
         self.core = self.make_core()
         self.do(self.core.start(self.now_s))
@@ -239,15 +237,16 @@ class World(TrainerSide):
 
     # ---- generators
 
-    def join_generator(self, name: str, *, pool: str | None = None) -> None:
+    def join_generator(self, name: str, *, pool: str = "p") -> None:
+        pool = self.pools.get(name, pool)
         generator = self.generators.get(name)
         if generator is None or generator.leaving:
             self.generators.pop(name, None)
             self.instances += 1
             slots = self.slots[len(self.generators) % len(self.slots)]
-            generator = self.generators[name] = SimGenerator(
-                name, f"i{self.instances}", slots, cluster=self.clusters.get(name, "")
-            )
+            version, cluster = (0, 0) if pool == self.job.frozen_pool else None, self.clusters.get(name, "")
+            generator = SimGenerator(name, f"i{self.instances}", slots, version=version, cluster=cluster)
+            self.generators[name] = generator
         generator.connected = True
         generator.inbox.clear()
         generator.active.clear()
@@ -314,12 +313,9 @@ class World(TrainerSide):
 
     def make_token(self, generator: SimGenerator, lease: int, *, finish: str) -> None:
         request = generator.active[lease]
-        assert request.pinned == (is_evaluation(request) or not self.job.partial_rollouts)
-        if is_evaluation(request):
-            number = group_number(generator.version[1], request.group_id & 0xFFFFF)
-            assert request.group_id == number, "evaluation of another version"
+        check_request(request, version=generator.version, pinned=not self.job.partial_rollouts)
         item = next_token(request, version=generator.version, finish=finish)
-        if finish:
+        if item.finish_reason:
             del generator.active[lease]
         self.do(self.core.generator_progress(generator.name, items=[item], now_s=self.now_s))
 

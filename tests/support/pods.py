@@ -106,10 +106,10 @@ class Pods:
         self.processes[name] = child
         return child
 
-    def start_generator(self, ordinal: int = 0, **changes: str | None) -> subprocess.Popen[bytes]:
-        """A generator of the first pool."""
-        pool = self.job.spec.generators[0].name
-        return self.start("generator", pod=f"{names.pool(self.name, pool)}-{ordinal}", **changes)
+    def start_generator(self, ordinal: int = 0, *, pool: int = 0, **changes: str | None) -> subprocess.Popen[bytes]:
+        """A generator of the first pool, or of another one."""
+        name = names.pool(self.name, self.job.spec.generators[pool].name)
+        return self.start("generator", pod=f"{name}-{ordinal}", **changes)
 
     def start_agents(self, ordinal: int = 0) -> tuple[str, str]:
         """A pod of agents: its two containers, by their names in `processes`."""
@@ -133,7 +133,9 @@ class Pods:
     def environment(self, container: str, *, pod: str = "") -> dict[str, str | None]:
         """The operator's, moved."""
         if container == "generator":
-            given = containers.generator_variables(self.job, pool=self.job.spec.generators[0], uid=UID)
+            of_pod = pod.rpartition("-")[0]
+            (pool,) = (one for one in self.job.spec.generators if names.pool(self.name, one.name) == of_pod)
+            given = containers.generator_variables(self.job, pool=pool, uid=UID)
         elif container == "agents":
             (self.sockets / pod).mkdir(exist_ok=True)
             given = containers.agents_variables()

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from streamrl_workers.trainer.engines import logprobs, sharding
+from streamrl_workers.models import logprobs
+from streamrl_workers.models.logprobs import answer_logprobs
+from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.forward import Forward, MicroBatch, make_batch
-from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, pack_sample
 from support.trainer_groups import make_group
 

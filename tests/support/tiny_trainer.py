@@ -10,10 +10,10 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
+from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines.forward import UtteranceValueModel, ValueModel
-from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, frozen
 from streamrl_workers.trainer.engines.worker import RankModels, RankWorker
@@ -69,7 +69,7 @@ def tiny_worker(spec: RLJobSpec, **model: int) -> RankWorker:
         model=_policy(**model),
         tokenizer=tiny_tokenizer(),
         algorithm=algorithm,
-        reference=frozen(_policy(REFERENCE_SEED)) if algorithm.reference_kl else None,
+        reference=frozen(_policy(REFERENCE_SEED)) if algorithm.reference_kl and not spec.trainer.reference else None,
         critic=_critic_of(algorithm),
     )
     return RankWorker(parts, spec=spec)

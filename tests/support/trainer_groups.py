@@ -26,6 +26,7 @@ def trainer_spec(
     if rule == "archer":
         environment = {"python": {"function": "game:make"}, "maxTurns": 4}
         turns = {"environment": environment, "rewards": [{"name": "game", "environment": {}}]}
+    frozen = [{"name": trainer["reference"]["pool"], "engine": {"hf": {}}}] if "reference" in trainer else []
     return parse_job(
         {
             "apiVersion": "streamrl.io/v1alpha1",
@@ -41,7 +42,7 @@ def trainer_spec(
                 },
                 "algorithm": {rule: algorithm or {}, **({"correction": correction} if correction else {})},
                 "pipeline": {"batchGroups": 4, "steps": steps, **({"mode": "StreamSync"} if supervised else {})},
-                "generators": [{"name": "sim", "engine": engine or {"hf": {}}}],
+                "generators": [{"name": "sim", "engine": engine or {"hf": {}}}, *frozen],
                 "trainer": {"learningRate": 1e-3, **trainer},
                 **({"weights": {"http": weights}} if weights else {}),
             },

@@ -29,8 +29,18 @@ def tokens_of(prompt: str) -> bytes:
     return bytes(4) + (crc32(prompt.encode()) >> 1).to_bytes(4, "little")
 
 
+def frozen_logprobs(sample: pb.Sample) -> bytes:
+    """Of the world's frozen model: they tell what it was shown."""
+    shown = crc32(sample.prompt_tokens + sample.tokens) & 0xFFFF
+    return pack_float32([-2.0 - shown / 0x10000] * (len(sample.tokens) >> 2))
+
+
 def next_token(request: pb.SampleRequest, *, version: tuple[int, int], finish: str) -> pb.Progress:
     """One token more for `request`, which becomes what a generator then has of it; an observation is tokenized first."""
+    if request.HasField("finished"):
+        return pb.Progress(
+            lease=request.lease, logprobs=frozen_logprobs(request.finished), finish_reason=finish or "stop"
+        )
     prefix = len(request.prefix_tokens) >> 2
     assert request.context_tokens <= prefix
     assert not request.observation or request.context_tokens == prefix, "behind an observation all is context"
@@ -56,6 +66,7 @@ def next_token(request: pb.SampleRequest, *, version: tuple[int, int], finish: s
 def check_trajectory(trajectory: pb.Sample, *, job: SchedulerSettings, ours: bool = True) -> None:
     """Segments cover the tokens and tell turns, observations and contexts apart; each drawn token stands behind what its engine had.
     Without partial rollouts each turn is of one version. `ours`: tokens are by `next_token`, which tells what the engine had."""
+    assert trajectory.reference_logprobs == (frozen_logprobs(trajectory) if job.frozen_pool else b"")
     max_turns, tokens = job.max_turns, unpack_int32(trajectory.tokens)
     if trajectory.resampled:
         assert job.resampled_percent

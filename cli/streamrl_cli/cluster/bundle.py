@@ -46,7 +46,7 @@ def bundle_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
     if job.spec.task.code is not None:
         return []  # whoever names a ConfigMap has made it
     problems = [*_function_problems(job, base_dir), *_data_problems(job, base_dir)]
-    problems += [*_model_problems(job), *_ranker_problems(job)]
+    problems += [*_model_problems(job), *_reference_problems(job), *_ranker_problems(job)]
     if not problems and (size := collect(job, base_dir=base_dir).bytes) > MAX_BYTES:
         rule = f"and the data files beside the job file must be at most 1 MiB for a ConfigMap, are {size / MIB:.1f} MiB"
         problems.append(UserError(field="spec.task: modules", rule=rule, fix=_ON_A_VOLUME))
@@ -154,6 +154,18 @@ def _model_problems(job: RLJob) -> Iterator[UserError]:
                 got=given,
                 fix=_ON_A_VOLUME,
             )
+
+
+def _reference_problems(job: RLJob) -> Iterator[UserError]:
+    """Its generators load the frozen model themselves, and reach no hub."""
+    frozen = job.spec.algorithm.teacher or job.spec.model
+    if job.spec.frozen_pool is not None and frozen.path is None:
+        yield UserError(
+            field="spec.trainer.reference",
+            rule="needs a frozen model with a path in the pods of its pool",
+            got=frozen.key,
+            fix="put the model on a volume of the pool's pod, or leave trainer.reference out",
+        )
 
 
 def _ranker_problems(job: RLJob) -> Iterator[UserError]:

@@ -93,7 +93,7 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SampleRequest(_message.Message):
-    __slots__ = ("lease", "group_id", "sample_index", "prompt", "prefix_tokens", "sampling", "seed", "pinned", "context_tokens", "observation", "traceparent", "has_turns")
+    __slots__ = ("lease", "group_id", "sample_index", "prompt", "prefix_tokens", "sampling", "seed", "pinned", "context_tokens", "observation", "traceparent", "has_turns", "finished")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -106,6 +106,7 @@ class SampleRequest(_message.Message):
     OBSERVATION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     HAS_TURNS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     lease: int
     group_id: int
     sample_index: int
@@ -118,7 +119,8 @@ class SampleRequest(_message.Message):
     observation: str
     traceparent: str
     has_turns: bool
-    def __init__(self, lease: _Optional[int] = ..., group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt: _Optional[str] = ..., prefix_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., pinned: _Optional[bool] = ..., context_tokens: _Optional[int] = ..., observation: _Optional[str] = ..., traceparent: _Optional[str] = ..., has_turns: _Optional[bool] = ...) -> None: ...
+    finished: Sample
+    def __init__(self, lease: _Optional[int] = ..., group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt: _Optional[str] = ..., prefix_tokens: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., pinned: _Optional[bool] = ..., context_tokens: _Optional[int] = ..., observation: _Optional[str] = ..., traceparent: _Optional[str] = ..., has_turns: _Optional[bool] = ..., finished: _Optional[_Union[Sample, _Mapping]] = ...) -> None: ...
 
 class Progress(_message.Message):
     __slots__ = ("lease", "tokens", "logprobs", "spans", "finish_reason", "text", "prompt_tokens", "error", "generate_s", "observation_tokens")
@@ -167,7 +169,7 @@ class Segment(_message.Message):
     def __init__(self, tokens: _Optional[int] = ..., observation: _Optional[bool] = ..., reward: _Optional[float] = ..., context: _Optional[bool] = ...) -> None: ...
 
 class Sample(_message.Message):
-    __slots__ = ("group_id", "sample_index", "prompt_tokens", "tokens", "logprobs", "spans", "finish_reason", "reward", "reward_parts", "reward_error", "generator_id", "generate_s", "segments", "ended_at", "weight", "resampled")
+    __slots__ = ("group_id", "sample_index", "prompt_tokens", "tokens", "logprobs", "spans", "finish_reason", "reward", "reward_parts", "reward_error", "generator_id", "generate_s", "segments", "ended_at", "weight", "resampled", "reference_logprobs")
     class RewardPartsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -191,6 +193,7 @@ class Sample(_message.Message):
     ENDED_AT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     RESAMPLED_FIELD_NUMBER: _ClassVar[int]
+    REFERENCE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     group_id: int
     sample_index: int
     prompt_tokens: bytes
@@ -207,7 +210,8 @@ class Sample(_message.Message):
     ended_at: float
     weight: float
     resampled: bool
-    def __init__(self, group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., reward_error: _Optional[str] = ..., generator_id: _Optional[str] = ..., generate_s: _Optional[float] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., ended_at: _Optional[float] = ..., weight: _Optional[float] = ..., resampled: _Optional[bool] = ...) -> None: ...
+    reference_logprobs: bytes
+    def __init__(self, group_id: _Optional[int] = ..., sample_index: _Optional[int] = ..., prompt_tokens: _Optional[bytes] = ..., tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[str] = ..., reward: _Optional[float] = ..., reward_parts: _Optional[_Mapping[str, float]] = ..., reward_error: _Optional[str] = ..., generator_id: _Optional[str] = ..., generate_s: _Optional[float] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., ended_at: _Optional[float] = ..., weight: _Optional[float] = ..., resampled: _Optional[bool] = ..., reference_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class TurnState(_message.Message):
     __slots__ = ("prompt_index", "tokens", "prompt_hash")

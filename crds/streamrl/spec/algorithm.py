@@ -364,6 +364,10 @@ class Correction(OneOf):
     )
 
 
+KL_ALGORITHMS = ("grpo", "drGrpo", "dapo", "rloo", "reinforcePP", "ppo", "gspo", "archer")
+"""That take a `referenceKl`."""
+
+
 class AlgorithmSpec(OneOf):
     """The learning rule."""
 

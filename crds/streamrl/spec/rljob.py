@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from streamrl import changes, names
-from streamrl.spec.algorithm import AlgorithmSpec
+from streamrl.spec.algorithm import KL_ALGORITHMS, AlgorithmSpec
 from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
 from streamrl.spec.generators import GeneratorPool, PoolName
 from streamrl.spec.model import Model
@@ -145,6 +145,59 @@ SUPERVISED_RULES = (
 """What goes with `algorithm.supervised`, and what has no meaning without generators."""
 
 
+def _reference_rule(rule: str, cel: str, broken: Callable[["RLJobSpec"], object]) -> FieldRule:
+    """Of a job with a pool for the frozen model."""
+    return FieldRule(
+        f"trainer.reference {rule}",
+        f"!has(self.trainer.reference) || ({cel})",
+        lambda spec: spec.trainer.reference is not None and broken(spec),
+    )
+
+
+REFERENCE_RULES = (
+    _reference_rule(
+        "needs a frozen model: algorithm distillation or trajectoryBalance, or a referenceKl",
+        " || ".join(
+            [
+                "has(self.algorithm.distillation) || has(self.algorithm.trajectoryBalance)",
+                *(f"(has(self.algorithm.{key}) && has(self.algorithm.{key}.referenceKl))" for key in KL_ALGORITHMS),
+            ]
+        ),
+        lambda spec: getattr(spec.algorithm.value, "reference_kl", None) is None and spec.algorithm.key,
+    ),
+    _reference_rule(
+        "must name one of several pools: the others generate",
+        "self.generators.size() > 1 && self.generators.exists(g, g.name == self.trainer.reference.pool)",
+        lambda spec: (
+            (spec.frozen_pool is None or len(spec.generators) == 1)
+            and spec.trainer.reference is not None
+            and spec.trainer.reference.pool
+        ),
+    ),
+    _reference_rule(
+        "needs a pool with engine hf, without scaling auto, weightCache and devices Trainer",
+        "!self.generators.exists(g, g.name == self.trainer.reference.pool && "
+        "(!has(g.engine.hf) || has(g.scaling.auto) || has(g.weightCache) || (has(g.devices) && g.devices == 'Trainer')))",
+        lambda spec: spec.frozen_pool is not None and not _may_be_frozen(spec.frozen_pool) and spec.frozen_pool.name,
+    ),
+    _reference_rule(
+        "goes without pipeline.mode Colocated: its pool works while the others generate",
+        "self.pipeline.mode != 'Colocated'",
+        lambda spec: spec.pipeline.mode == "Colocated",
+    ),
+)
+"""What goes with a pool for the frozen model."""
+
+
+def _may_be_frozen(pool: GeneratorPool) -> bool:
+    return (
+        pool.engine.hf is not None
+        and pool.scaling.auto is None
+        and pool.weight_cache is None
+        and pool.devices != "Trainer"
+    )
+
+
 def _is_alone(pool: GeneratorPool) -> bool:
     """Whether no sample of the pool's engines is computed together with another."""
     engine = pool.engine
@@ -209,6 +262,12 @@ class RLJobSpec(SpecModel):
         """Names of those on the trainer's devices."""
         colocated = self.pipeline.mode == "Colocated"
         return frozenset(pool.name for pool in self.generators if colocated or pool.devices == "Trainer")
+
+    @property
+    def frozen_pool(self) -> GeneratorPool | None:
+        """The pool that says the frozen model's log-probs; None: there is none."""
+        named = None if self.trainer.reference is None else self.trainer.reference.pool
+        return next((pool for pool in self.generators if pool.name == named), None)
 
     @property
     def other_clusters(self) -> list[str]:
@@ -319,6 +378,7 @@ class RLJobSpec(SpecModel):
             lambda spec: spec.scheduling.rebalance is not None,
         ),
         *SUPERVISED_RULES,
+        *REFERENCE_RULES,
     )
 
     @classmethod

@@ -16,6 +16,7 @@ from streamrl.spec.base import (
     demand_different,
     map_by,
 )
+from streamrl.spec.generators import PoolName
 from streamrl.spec.pod import TrainerPod
 
 Mode = Literal["Colocated", "Batch", "StreamSync", "StreamAsync"]
@@ -139,6 +140,14 @@ class LogprobDiffBound(SpecModel):
     )
 
 
+class ReferenceSpec(SpecModel):
+    """Who says how likely tokens are to the frozen model: the initial one, or the teacher of `distillation`."""
+
+    pool: PoolName = Field(
+        description="Name of a pool of `generators`, with engine hf. Its generators load the frozen model themselves, and generate nothing."
+    )
+
+
 class Trainer(SpecModel):
     """The trainer and its optimiser (AdamW)."""
 
@@ -187,6 +196,9 @@ class Trainer(SpecModel):
     )
     train_infer_logprob_diff: LogprobDiffBound = Field(
         default=LogprobDiffBound(), description="When to warn of generators that compute another policy."
+    )
+    reference: ReferenceSpec | None = Field(
+        default=None, description="A pool that says the frozen model's log-probs; absent = the trainer does so itself."
     )
     lora: Lora | None = Field(default=None, description="Train low-rank adapters only; absent = all weights.")
     sherl: Sherl | None = Field(

@@ -233,7 +233,7 @@ def _rank_memory(job: RLJob, sizes: ModelSizes) -> RankMemory:
     """Of one rank: its share of what lasts, all of its pass. A teacher is taken to be as large as the model."""
     algorithm, trainer = job.spec.algorithm, job.spec.trainer
     measured = getattr(algorithm.value, "reference_kl", None) is not None
-    beside = algorithm.teacher is not None or (measured and trainer.lora is None)
+    beside = trainer.reference is None and (algorithm.teacher is not None or (measured and trainer.lora is None))
     return rank_memory(
         sizes,
         trainer=trainer,

@@ -142,6 +142,21 @@ def test_a_path_in_the_pod_is_left_alone(tmp_path: Path) -> None:
     assert not collect(job, base_dir=tmp_path).files
 
 
+def test_a_pool_for_the_frozen_model_needs_a_model_in_its_pods(tmp_path: Path) -> None:
+    document = job_with(tmp_path).model_dump(mode="json", by_alias=True, exclude_none=True)
+    document["spec"] |= {
+        "algorithm": {"grpo": {"referenceKl": {}}},
+        "generators": [{"name": name, "engine": {"hf": {}}} for name in ("g", "f")],
+        "trainer": {"reference": {"pool": "f"}},
+    }
+    assert mistakes(parse_job(document), tmp_path) == [
+        "spec.trainer.reference: needs a frozen model with a path in the pods of its pool, got 'scratch'; "
+        "put the model on a volume of the pool's pod, or leave trainer.reference out"
+    ]
+    document["spec"]["model"] = {"path": {"directory": "/models/policy"}}
+    assert mistakes(parse_job(document), tmp_path) == []
+
+
 def test_an_own_image_brings_its_modules(tmp_path: Path) -> None:
     document = as_written(job_with(tmp_path, rewards=reward("absent_module:good")), namespace="ml")
     document["spec"]["trainer"] = document["spec"].get("trainer", {}) | {"pod": {"image": "registry/own:1"}}

@@ -191,6 +191,18 @@ def test_a_job_without_generators_has_nothing_to_balance(files: PlanFiles, capsy
     assert measured.err == ["--pool: must be absent: the job has no generators, got 'x'"]
 
 
+def test_a_pool_for_the_frozen_model_is_not_balanced(files: PlanFiles) -> None:
+    document = job()
+    document["spec"]["algorithm"] = {"grpo": {"referenceKl": {}}}
+    document["spec"]["generators"].append({"name": "frozen", "engine": {"hf": {}}})
+    document["spec"].setdefault("trainer", {})["reference"] = {"pool": "frozen"}
+    document["spec"]["model"] = {"path": {"directory": "/models/policy"}}
+    files.write(document, profile())
+    assert files.optimise("--devices", "4").err == [
+        "spec.trainer.reference: must be absent with --optimize: what its pool takes was not measured, got 'frozen'"
+    ]
+
+
 def test_a_broken_profile_is_told_line_by_line(files: PlanFiles) -> None:
     files.write(job(), profile(version=9))
     done = files.optimise("--devices", "4")

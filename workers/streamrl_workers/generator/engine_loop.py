@@ -7,7 +7,7 @@ Consumes: commands (the methods called by the link), pulled weights. Produces: p
 Waits for: commands, when it has nothing to do (the link has the deadline); an engine's own pace. Unblocked by: `_wake`.
 
 Invariants:
-- Nothing is generated before verified weights are in the engine; weights change between two steps only.
+- Nothing is generated before verified weights are in the engine, or its own where it is frozen; weights change between two steps only.
 - A paused generator keeps what is active and calls no step; weights are swapped all the same.
 - Weights are not swapped while a pinned request is active or waiting: all its tokens come from one version.
 - An engine is given bytes that a pull has verified, adapters merged into them, and no others (invariant 4); until they are ready it generates on.
@@ -66,7 +66,8 @@ class EngineLoop:
         self._waiting: dict[int, pb.SampleRequest] = {}  # by lease, oldest first
         self._cancelled: set[int] = set()  # in the engine, to be cancelled before its next step
         self._leases: set[int] = set()  # in the engine
-        self._version: pb.VersionName | None = None
+        self._version = None if engine.version is None else pb.VersionName(step=engine.version)
+        """In the engine; one that has weights from its start has version 0 of no attempt."""
         self._weights_fault = ""
         self._active = 0
         self._connected = self._draining = self._swapping = self._queued = self._paused = False

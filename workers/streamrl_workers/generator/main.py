@@ -36,7 +36,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec, parse_bytes
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.generator.engine_loop import EngineLoop
-from streamrl_workers.generator.engines import engine_kind
+from streamrl_workers.generator.engines import create_frozen, engine_kind
 from streamrl_workers.generator.engines.base import Engine, EngineFailedError, EngineOptions
 from streamrl_workers.generator.link import GeneratorLink
 from streamrl_workers.generator.outbox import GeneratorOutbox
@@ -140,7 +140,8 @@ async def _serve(
 ) -> GracefulShutdown:
     outbox = GeneratorOutbox()
     cache = _weight_cache(settings, was_read=partial(status.weights_arrived, source="cache"), instance=instance)
-    serve = None if settings.weights_port is None else TRANSPORTS[settings.spec.weights.key].relay
+    serves = settings.weights_port is not None and not settings.is_frozen
+    serve = TRANSPORTS[settings.spec.weights.key].relay if serves else None
     relay = None if serve is None else RelayStore()
     server = None if serve is None or relay is None else _weight_server(settings, relay, serve=serve)
     if server is not None:
@@ -245,10 +246,31 @@ def _merged(tensors: dict[str, TensorBytes]) -> dict[str, TensorBytes]:
 
 
 async def _model_path(settings: GeneratorSettings) -> str | None:
-    """Where configuration and tokenizer are; None: the engine needs none."""
+    """Where configuration and tokenizer are, with the weights where they are frozen; None: the engine needs none."""
+    if settings.is_frozen:
+        return await asyncio.to_thread(_frozen_path, settings)  # its import takes seconds, and the heartbeat goes on
     if settings.model_path is not None or not engine_kind(settings.pool.engine.key).needs_model:
         return settings.model_path
     return str(await fetch_model(settings.scheduler, run_dir=settings.run_dir))
+
+
+def _frozen_path(settings: GeneratorSettings) -> str:
+    """Of the teacher, or of the initial model: in a pod both lie on a volume of the pool's."""
+    from streamrl_workers.models.frozen import TEACHER, frozen_directory  # needs torch, which the engine loads
+
+    teacher, model = settings.spec.algorithm.teacher, settings.spec.model
+    if teacher is not None:
+        return frozen_directory(teacher, base_dir=settings.base_dir, field=TEACHER)
+    if settings.model_path is not None:
+        return settings.model_path
+    if model.path is None or not Path(model.path.directory).is_absolute():
+        raise UserError(
+            field="spec.trainer.reference.pool",
+            rule="needs a model of spec.model.path, in a directory that its pods have mounted",
+            got=model.key,
+            fix="put the model on a volume of the pool's pod, or leave trainer.reference out",
+        )
+    return model.path.directory
 
 
 def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: Callable[[str], None]) -> Engine:
@@ -271,6 +293,8 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
         metric_labels=settings.metric_labels,
     )
     try:
+        if settings.is_frozen:
+            return create_frozen(options, pass_tokens=settings.spec.trainer.micro_batch_tokens)
         return kind.create(options)
     except UserError:
         raise

@@ -116,11 +116,11 @@ class GeneratorOutbox:
         if delta.observation_tokens:
             gain.observation_tokens = delta.observation_tokens
         count = len(delta.tokens)
+        gain.logprobs.extend(delta.logprobs)
+        self.tokens += len(delta.logprobs)  # a frozen model has these alone
         if not count:
             return
         gain.tokens.extend(delta.tokens)
-        gain.logprobs.extend(delta.logprobs)
-        self.tokens += count
         last = gain.spans[-1] if gain.spans else None
         if last is not None and last.step == version.step and last.attempt == version.attempt:
             last.tokens += count

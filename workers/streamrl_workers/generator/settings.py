@@ -10,6 +10,7 @@ from pathlib import Path
 from streamrl.errors import UserError
 from streamrl.keys import (
     ENV_CLUSTER,
+    ENV_CODE_DIR,
     ENV_MODEL_PATH,
     ENV_POD_IP,
     ENV_POD_NAME,
@@ -52,6 +53,7 @@ class GeneratorSettings:
     scheduler_address: str  # host:port
     signals_port: int  # 0 = any
     model_path: str | None
+    base_dir: Path = Path()  # where relative paths of the job begin
     threads: int | None
     weights_address: str | None = None  # host:port; None: as the scheduler announces it
     weights_tls: Tls | None = None  # of the pull: in another cluster its server has a name of its own
@@ -65,6 +67,11 @@ class GeneratorSettings:
         """Where it is, and who we are to it."""
         variables = self.variables
         return SchedulerAddress(scheduler=self.scheduler_address, token=variables.token, tls=variables.tls)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it says log-probs of finished samples, by a model that never changes."""
+        return self.spec.frozen_pool == self.pool
 
     @property
     def metric_labels(self) -> dict[str, str]:
@@ -94,6 +101,7 @@ def read_settings(environ: Mapping[str, str]) -> GeneratorSettings:
         pod_ip=environ.get(ENV_POD_IP, ""),
         variables=worker_variables(environ),
         model_path=environ.get(ENV_MODEL_PATH) or None,
+        base_dir=Path(environ.get(ENV_CODE_DIR) or run_dir),
         threads=integer(environ, ENV_THREADS),
         weights_address=environ.get(ENV_WEIGHTS_ADDRESS) or None,
         weights_tls=certificates(environ, name_key=ENV_WEIGHTS_TLS_NAME),

@@ -14,6 +14,7 @@ So no group waits for ever for generators that are gone: leases end, and then th
 A generator gets nothing that would not fit its memory for keys and values beside what it holds (`kv_memory.py`): it waits for the
 end of one of its samples, in its place in the order.
 Groups are kept for generators that still load the version that others have loaded.
+The pool of the frozen model has its own: its slots take finished samples alone (`groups/frozen_stage.py`).
 """
 
 from collections import Counter
@@ -43,6 +44,7 @@ class Assignment:
         self._waiting = parts.waiting
         self._lifecycle = parts.lifecycle
         self._evaluator = parts.evaluator
+        self._stage = parts.stage
         self._planner = parts.planner
         self._last: tuple[object, ...] = ()
         self.open = False
@@ -55,6 +57,8 @@ class Assignment:
     def fill(self) -> None:
         """Give every free slot what it can take; not while a batch is planned in portions, whose longest come last as often as first."""
         self.in_portions = False
+        if self._stage is not None:
+            self._stage.fill()
         if (
             self._planner.in_portions
             and self._waiting.samples < self._settings.batch_groups * self._settings.group_size

@@ -16,6 +16,7 @@ from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.evaluation import Evaluator
 from streamrl_workers.scheduler.fleet import IDLE_CAUSES, Fleet, Generator
+from streamrl_workers.scheduler.groups.frozen_stage import FrozenStage
 from streamrl_workers.scheduler.groups.life import GroupEvent
 from streamrl_workers.scheduler.groups.lifecycle import SampleLifecycle
 from streamrl_workers.scheduler.groups.planning import Planner
@@ -54,6 +55,8 @@ class SchedulerComponents:
     fleet: Fleet
     waiting: WaitingGroups
     lifecycle: SampleLifecycle
+    stage: FrozenStage | None
+    """Of the frozen model's log-probs; None: the trainer forms them, or nobody."""
     evaluator: Evaluator
     planner: Planner
 
@@ -70,12 +73,15 @@ def make_components(
     outbox = Outbox()
     window = Window(batch_groups=settings.batch_groups, staleness=settings.staleness, step=frontier(recovered))
     groups = GroupTable(window, task_name=settings.task_name)
-    fleet = Fleet(first_lease=first_lease, curves=curves)
+    fleet = Fleet(first_lease=first_lease, curves=curves, frozen_pool=settings.frozen_pool)
     if lengths is None:
         lengths = Lengths(LengthHistory(recovered.prompt_lengths), signals=settings.length_signals)
     waiting = WaitingGroups(groups, order=IN_ORDER, lengths=lengths, batch_groups=settings.batch_groups)
     first = recovered.next_group_id
-    lifecycle = SampleLifecycle(settings, outbox, groups=groups, fleet=fleet, waiting=waiting, lengths=lengths)
+    stage = FrozenStage(settings, outbox, fleet=fleet, groups=groups) if settings.frozen_pool else None
+    lifecycle = SampleLifecycle(
+        settings, outbox, groups=groups, fleet=fleet, waiting=waiting, lengths=lengths, stage=stage
+    )
     return SchedulerComponents(
         settings=settings,
         outbox=outbox,
@@ -84,6 +90,7 @@ def make_components(
         fleet=fleet,
         waiting=waiting,
         lifecycle=lifecycle,
+        stage=stage,
         evaluator=Evaluator(
             settings,
             outbox,

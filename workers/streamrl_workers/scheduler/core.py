@@ -109,7 +109,7 @@ class Core:
     def tick(self, now_s: float) -> list[Effect]:
         """Call several times a lease: silent generators, deadlines, repeated announcements."""
         self._components.fleet.now_s = now_s
-        for generator in self._components.fleet:
+        for generator in self._components.fleet.connected:
             if not generator.silent and now_s - generator.heard_s > self._settings.lease_s:
                 self._revoke(generator, cancel=True)
                 generator.silent = True
@@ -364,7 +364,7 @@ class Core:
             delivered_groups=self._feed.delivered,
             buffered_groups=self._feed.buffered,
             fleet=pool_view(parts.fleet),
-            pools=pool_views(parts.fleet),
+            pools=pool_views(parts.fleet.connected),
             order=self.order,
             speeds=speeds(parts.fleet),
             cluster_turns={} if self._announcer.turns is None else self._announcer.turns.view(),
@@ -373,7 +373,7 @@ class Core:
             checkpoint=self._feed.newest_checkpoint,
             prompts_ready=parts.planner.ready,
             ignored_progress=self._ignored_progress,
-            reissued_samples=parts.lifecycle.reissued,
+            reissued_samples=parts.fleet.reissued,
             moved_samples=parts.lifecycle.moved,
             dropped_groups=dict(parts.groups.dropped),
             dropped_groups_of=dict(parts.groups.dropped_of),

@@ -36,6 +36,8 @@ class Lease:
     version_step: int
     """Version that the generator had at issue: its tokens are of this one or a newer one."""
     evaluation: bool = False
+    frozen: bool = False
+    """The sample is finished: the frozen model's log-probs of it are asked for."""
     moves: int = 0
     """So often the sample was moved to another generator, since it was last issued from the queue."""
 
@@ -50,6 +52,8 @@ class Generator:
     version: Version | None
     heard_s: float
     kv: KvBook
+    frozen: bool = False
+    """It has the frozen model: it generates nothing, and no version is for it."""
     cluster: str = ""
     """Another one than the trainer's; empty: the trainer's."""
     leases: dict[int, Lease] = field(default_factory=dict)
@@ -109,15 +113,22 @@ class Generator:
 class Fleet:
     """All connected generators, and all leases."""
 
-    def __init__(self, *, first_lease: int, curves: Curves | None = None) -> None:
-        """`curves`: what is known of the pools' speed; None: nothing yet."""
+    def __init__(self, *, first_lease: int, curves: Curves | None = None, frozen_pool: str = "") -> None:
+        """`curves`: what is known of the pools' speed; None: nothing yet. `frozen_pool`: whose generators generate nothing."""
+        self._frozen_pool = frozen_pool
         self._next_lease = first_lease
         self._curves = Curves() if curves is None else curves
         self._generators: dict[str, Generator] = {}
         self._leases: dict[int, Lease] = {}
         self.free: dict[str, Generator] = {}
         """Generators with free slots."""
+        self.free_frozen: dict[str, Generator] = {}
+        """The same of those with the frozen model."""
+        self._frozen: set[str] = set()
+        """Names of all those."""
         self._touched: dict[str, None] = {}
+        self.reissued = 0
+        """Samples that were lent again, since their generator was lost."""
         self.changes = 0
         """Rises when a generator begins or ceases to serve."""
         self.now_s = 0.0
@@ -134,10 +145,16 @@ class Fleet:
         """So many times the quickest the others are waited for."""
 
     def __iter__(self) -> Iterator[Generator]:
-        return iter(self._generators.values())
+        """Those that generate."""
+        return (generator for generator in self._generators.values() if not generator.frozen)
 
     def __len__(self) -> int:
-        return len(self._generators)
+        return len(self._generators) - len(self._frozen)
+
+    @property
+    def connected(self) -> Iterator[Generator]:
+        """All."""
+        return iter(self._generators.values())
 
     @property
     def leases(self) -> int:
@@ -155,8 +172,10 @@ class Fleet:
         version = (hello.version.attempt, hello.version.step) if hello.HasField("version") else None
         capacity = hello.kv_capacity_tokens if hello.HasField("kv_capacity_tokens") else None
         kv = KvBook(capacity_tokens=capacity, shares_prompts=hello.shares_prompts)
-        generator = Generator(hello.generator_id, hello.pool, hello.slots, version, now_s, kv, hello.cluster)
+        frozen = hello.pool == self._frozen_pool
+        generator = Generator(hello.generator_id, hello.pool, hello.slots, version, now_s, kv, frozen, hello.cluster)
         self._generators[hello.generator_id] = generator
+        self._frozen |= {hello.generator_id} if frozen else set()
         self.settle(generator)
         return generator
 
@@ -165,16 +184,22 @@ class Fleet:
         self.changes += self._generators.pop(generator_id).counted
         self._loading.pop(generator_id, None)
         self.free.pop(generator_id, None)
+        self.free_frozen.pop(generator_id, None)
+        self._frozen.discard(generator_id)
 
     def settle(self, generator: Generator) -> None:
         """Its slots or its version may have changed."""
-        self._touched[generator.generator_id] = None
-        self.changes += generator.counted != generator.serves
-        generator.counted = generator.serves
-        if generator.free > 0:
-            self.free[generator.generator_id] = generator
+        if generator.frozen:
+            free, is_ready = self.free_frozen, generator.step is not None
         else:
-            self.free.pop(generator.generator_id, None)
+            free, is_ready = self.free, True
+            self._touched[generator.generator_id] = None
+            self.changes += generator.counted != generator.serves
+            generator.counted = generator.serves
+        if generator.free > 0 and is_ready:
+            free[generator.generator_id] = generator
+        else:
+            free.pop(generator.generator_id, None)
 
     def loaded(self, generator: Generator, version: Version) -> None:
         """It has the version now."""
@@ -257,7 +282,14 @@ class Fleet:
         """A new lease for a sample that goes to the generator; `size`: what it takes of its memory, `moves`: as in `Lease`."""
         assert generator.step is not None, "a generator without weights gets no samples"
         lease = Lease(
-            self._next_lease, generator.generator_id, group_id, sample_index, generator.step, evaluation, moves
+            self._next_lease,
+            generator.generator_id,
+            group_id,
+            sample_index,
+            generator.step,
+            evaluation,
+            generator.frozen,
+            moves,
         )
         self._next_lease += 1
         generator.leases[lease.number] = lease

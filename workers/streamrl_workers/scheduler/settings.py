@@ -102,6 +102,8 @@ class SchedulerSettings:
     """Empty: there is one task."""
     shares: Mixture = field(default_factory=lambda: Mixture([1]))
     """Which prompt is of which task, of either split."""
+    frozen_pool: str = ""
+    """The pool that says the frozen model's log-probs of finished samples; empty: there is none."""
     shares_uplink: bool = False
     """Whether other clusters take versions over one uplink, in turn."""
     resampled_percent: int = 0
@@ -160,6 +162,7 @@ class SchedulerSettings:
             shares=spec.task.shares,
             supervised=supervised,
             evaluates=bool(spec.generators),
+            frozen_pool="" if spec.frozen_pool is None else spec.frozen_pool.name,
             shares_uplink=spec.weights.has_uplink and partial_rollouts,
             resampled_percent=_resampled_percent(spec.algorithm),
             copies_url=spec.storage.checkpoints.url,

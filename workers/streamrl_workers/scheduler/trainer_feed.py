@@ -48,6 +48,7 @@ class TrainerFeed:
         self._groups = parts.groups
         self._window = parts.window
         self._lifecycle = parts.lifecycle
+        self._fleet = parts.fleet
         self._planner = parts.planner
         self.attempt = recovered.attempt
         self._instance = recovered.instance
@@ -269,7 +270,7 @@ class TrainerFeed:
     def _summarize(self, done: pb.StepDone, groups: Sequence[Group]) -> StepSummary:
         reissued, dropped, dropped_of, failures = self._counted
         dropped_now = self._groups.dropped.copy(), self._groups.dropped_of.copy()
-        self._counted = self._lifecycle.reissued, *dropped_now, self._lifecycle.failures.copy()
+        self._counted = self._fleet.reissued, *dropped_now, self._lifecycle.failures.copy()
         stats = [group.stats for group in groups if group.stats is not None]
         assert len(stats) == len(groups), "a group that was not scored is in a step"
         staleness = Counter(done.step - group.start_version for group in groups if group.start_version is not None)

@@ -6,6 +6,7 @@ each time that its program went on otherwise (docs/decisions/0060-branches.md).
 Invariant: no segments means one turn of the model; segments cover all tokens.
 """
 
+from bisect import bisect_left
 from itertools import pairwise
 
 from streamrl.proto import stream_pb2 as pb
@@ -56,3 +57,12 @@ def context_ranges(sample: pb.Sample) -> list[tuple[int, int]]:
             begins.append(place)
         place += segment.tokens
     return list(pairwise([*begins, place]))
+
+
+def trained_contexts(sample: pb.Sample) -> list[tuple[int, list[int]]]:
+    """Of each context: where it begins, and where the tokens are that the model drew in it, in the same sequence; there may be none."""
+    prompt = count_32(sample.prompt_tokens)
+    places = [prompt + place for place in trained_places(sample)]
+    return [
+        (begin, places[bisect_left(places, begin) : bisect_left(places, end)]) for begin, end in context_ranges(sample)
+    ]

@@ -135,7 +135,9 @@ class ReplayBuffer:
     def _keep(self, data: bytes, *, step: int, reuses: int = 0) -> None:
         """One more, the newest; one of the same tokens goes."""
         sample = pb.Sample.FromString(data)
-        size_bytes = len(sample.prompt_tokens) + len(sample.tokens) + len(sample.logprobs)
+        size_bytes = (
+            len(sample.prompt_tokens) + len(sample.tokens) + len(sample.logprobs) + len(sample.reference_logprobs)
+        )
         if size_bytes > self._max_bytes:
             return
         prompt, tokens = self._names(sample)

@@ -36,6 +36,9 @@ def measured_of(job: RLJob, args: argparse.Namespace) -> Profile:
     """The profile of `--profile`, if it is one of this job and the job can be planned by it."""
     if not job.spec.generators:
         raise UserError(field="--optimize", rule="balances generators with the trainer; the job has no generators")
+    if job.spec.frozen_pool is not None:
+        rule = "must be absent with --optimize: what its pool takes was not measured"
+        raise UserError(field="spec.trainer.reference", rule=rule, got=job.spec.frozen_pool.name)
     if job.spec.trainer.nodes > 1:
         rule = "must be 1 with --optimize: training was measured on one machine"
         raise UserError(field="spec.trainer.nodes", rule=rule, got=job.spec.trainer.nodes)

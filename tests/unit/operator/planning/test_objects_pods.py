@@ -352,3 +352,11 @@ def test_a_weight_cache_is_on_a_volume_of_the_job_or_on_the_nodes_space(
     assert ({"name": "streamrl-cache", "mountPath": path} in of(template, "generator")["volumeMounts"]) == space
     assert ({"name": "streamrl-cache", "emptyDir": {}} in template["spec"]["volumes"]) == space
     assert violations(template["spec"]) == []
+
+
+def test_the_pool_of_the_frozen_model_has_pods_like_any_other() -> None:
+    plain, frozen = full_document(), full_document()
+    for document in (plain, frozen):
+        document["spec"]["algorithm"] = {"grpo": {"referenceKl": {}}}
+    frozen["spec"]["trainer"]["reference"] = {"pool": "fixed"}
+    assert list(templates(planned(parse_job(plain)))) == list(templates(planned(parse_job(frozen))))

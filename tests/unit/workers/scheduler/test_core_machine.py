@@ -310,8 +310,8 @@ def machine(
 ) -> type[RuleBasedStateMachine]:
     """The machine for one S, and what else the job demands, as a test case."""
     name = "_".join([f"Staleness{staleness}", *(f"{key}_{value}" for key, value in demands.items())])
-    places = {"clusters": dict(clusters), "pools": dict(pools)}
-    found = type(name, (CoreMachine,), {"staleness": staleness, "demands": demands, **places})
+    given = {"staleness": staleness, "demands": demands, "clusters": dict(clusters), "pools": dict(pools)}
+    found = type(name, (CoreMachine,), given)
     found.TestCase.settings = EXAMPLES
     return found.TestCase
 
@@ -343,6 +343,14 @@ TestInOrder = machine(0, in_order=True, partial_rollouts=False)
 TestWholeBatchesInOrder = machine(0, in_order=True, partial_rollouts=False, whole_batches=True)
 TestClustersInTurn = machine(1, clusters={"a": "east", "c": "west"}, shares_uplink=True)
 TestClustersInTurnWithoutStaleness = machine(0, clusters={"a": "east", "b": "east", "c": "west"}, shares_uplink=True)
+FROZEN: dict[str, Any] = {"pools": {"b": "f", "c": "f"}, "frozen_pool": "f"}
+TestFrozen = machine(1, **FROZEN)
+TestFrozenWithoutStaleness = machine(0, **FROZEN)
+TestFrozenWithTurns = machine(2, max_turns=3, **FROZEN)
+TestFrozenSamplesOfOneVersion = machine(1, partial_rollouts=False, **FROZEN)
+TestFrozenInOrder = machine(0, in_order=True, partial_rollouts=False, **FROZEN)
+TestFrozenDynamicSampling = machine(1, draws_per_step=3, whole_batches=True, **FROZEN)
+TestFrozenResampledTurns = machine(1, max_turns=3, resampled_percent=50, **FROZEN)
 TestDynamicSampling = machine(1, draws_per_step=3)
 TestDynamicSamplingWithoutStaleness = machine(0, draws_per_step=2)
 TestSupervised = machine(0, supervised=True, group_size=1)

@@ -21,9 +21,10 @@ from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from streamrl.errors import UserError
 from streamrl.spec.training import Lora
-from streamrl_workers.trainer.engines import logprobs, lora, sharding
+from streamrl_workers.models import logprobs
+from streamrl_workers.models.logprobs import answer_logprobs
+from streamrl_workers.trainer.engines import lora, sharding
 from streamrl_workers.trainer.engines.forward import Forward, MicroBatch, make_batch
-from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.packing import DUMMY, pack_sample
 from support.trainer_groups import make_group
 

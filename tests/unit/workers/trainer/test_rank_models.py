@@ -18,11 +18,11 @@ from streamrl.spec.training import Lora
 from streamrl_workers.generator.engines import create_hf
 from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.models.load import load_empty, load_model, load_structure
+from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.models.published import as_tensor, merged
 from streamrl_workers.trainer.engines import lora, model_files, sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup
 from streamrl_workers.trainer.engines.forward import Forward, UtteranceValueModel, make_batch
-from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.packing import pack_sample
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models, create
 from streamrl_workers.trainer.engines.worker import RankWorker

@@ -21,6 +21,13 @@ def create_hf(options: EngineOptions) -> Engine:
     return create(options)
 
 
+def create_frozen(options: EngineOptions, *, pass_tokens: int) -> Engine:
+    """That says log-probs of finished samples, and generates nothing; of `hf` alone. `pass_tokens`: of one forward pass."""
+    from streamrl_workers.generator.engines.hf.frozen import create
+
+    return create(options, pass_tokens=pass_tokens)
+
+
 def create_simulated(options: EngineOptions) -> Engine:
     """The engine that only takes time."""
     from streamrl_workers.generator.engines.simulated import SimulatedEngine

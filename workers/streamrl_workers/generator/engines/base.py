@@ -60,7 +60,7 @@ class KvLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one request gained in one step."""
+    """What one request gained in one step. Of a frozen model: no tokens, and a log-prob for each that its sample has."""
 
     lease: int  # of the request
     tokens: tuple[int, ...]  # new completion tokens, the end-of-sequence token included

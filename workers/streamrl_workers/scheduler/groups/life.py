@@ -103,7 +103,7 @@ GROUP_LIFE: Mapping[GroupState, Mapping[GroupEvent, GroupState]] = MappingProxyT
             GroupEvent.SCORE: GroupState.SCORED,
             GroupEvent.REWARD_FAILED: GroupState.DROPPED,
             GroupEvent.ZERO_VARIANCE: GroupState.DROPPED,
-            **_END,
+            **_FAIL,
         },
         GroupState.SCORED: {GroupEvent.DELIVER: GroupState.DELIVERED, GroupEvent.TOO_STALE: GroupState.DROPPED, **_END},
         GroupState.DELIVERED: {GroupEvent.CONSUME: GroupState.CONSUMED, GroupEvent.ROLL_BACK: GroupState.SCORED},

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease
+from streamrl_workers.scheduler.groups.frozen_stage import FrozenStage
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, SampleEvent, SampleState
 from streamrl_workers.scheduler.groups.sample import Sample, covers, fault
 from streamrl_workers.scheduler.groups.table import Group, GroupTable
@@ -75,6 +76,7 @@ class SampleLifecycle:
         fleet: Fleet,
         waiting: WaitingGroups,
         lengths: Lengths,
+        stage: FrozenStage | None = None,
     ) -> None:
         self._settings = settings
         self._outbox = outbox
@@ -83,11 +85,13 @@ class SampleLifecycle:
         self._waiting = waiting
         self.lengths = lengths
         """Predicts, and learns from what is made here."""
+        self._stage = stage
+        if stage is not None:
+            stage.on_measured, stage.on_failed = self._score, self._give_up
         self.kv = KvEstimate(lengths, max_tokens=settings.sampling.max_tokens)
         self._dynamic = ZeroVarianceFilter(draws_per_step=settings.draws_per_step, batch_groups=settings.batch_groups)
         self.on_scored: Callable[[Group], None] = lambda group: None
         """Called when a group's record is durable."""
-        self.reissued = 0
         self.moved = 0
         """Samples that went on at another generator while theirs was alive."""
         self._scored: deque[Group] = deque()
@@ -120,7 +124,7 @@ class SampleLifecycle:
         """The group's next waiting sample goes to the generator. Returns the bytes of its prompt and tokens, about."""
         sample = group.samples[self._waiting.take(group)]
         if sample.issues:
-            self.reissued += 1
+            self._fleet.reissued += 1
         sample.issues += 1
         if group.state is GroupState.PLANNED:
             self._groups.follow(group, GroupEvent.ISSUE)
@@ -182,16 +186,19 @@ class SampleLifecycle:
     # ---- from a generator
 
     def progress(self, lease: Lease, item: pb.Progress, *, newest_step: int) -> None:
-        """Tokens, and perhaps the end, of one sample."""
+        """Tokens, and perhaps the end, of one sample; of a finished one, its log-probs by the frozen model."""
+        if lease.frozen and self._stage is not None:
+            self._stage.progress(lease, item)
+            return
         group = self._groups[lease.group_id]
         sample = group.samples[lease.sample_index]
         if item.finish_reason == "error":
+            if sample.turns is None or not sample.turns.awaits_text:
+                self._give_up(group, item.error)
+                return
             self.last_error = item.error
-            if sample.turns is not None and sample.turns.awaits_text:
-                self._end_lease(sample, lease)
-                self._fail(group, sample, kind="bad_value", error=f"environment: {item.error}")
-            else:
-                self._drop(group, GroupEvent.GENERATION_FAILED)
+            self._end_lease(sample, lease)
+            self._fail(group, sample, kind="bad_value", error=f"environment: {item.error}")
             return
         max_tokens = self._settings.sampling_of(group.prompt_index).max_tokens
         if wrong := fault(lease, sample, item, newest_step=newest_step, max_tokens=max_tokens):
@@ -201,10 +208,9 @@ class SampleLifecycle:
             return
         state, prompt = group.before, item.prompt_tokens
         if state is not None and prompt and tokens_hash(prompt) != state.prompt_hash:
-            self.last_error = (
-                f"prompt {state.prompt_index} has other tokens than before: no turn is drawn anew behind it"
+            self._give_up(
+                group, f"prompt {state.prompt_index} has other tokens than before: no turn is drawn anew behind it"
             )
-            self._drop(group, GroupEvent.GENERATION_FAILED)
             return
         self._begin(group, sample, item)
         before = sample.size_bytes
@@ -254,9 +260,11 @@ class SampleLifecycle:
         self._fleet.end(lease.number)
 
     def _finish(self, group: Group, sample: Sample) -> None:
-        """The sample has all its tokens."""
+        """The sample has all its tokens: where the frozen model has a pool, its log-probs are formed beside the reward."""
         sample.follow(SampleEvent.FINISH)
         sample.ended_at = self._fleet.epoch_s + self._fleet.now_s
+        if self._stage is not None:
+            self._stage.put(group, sample)
         group.unfinished -= 1
         if not group.unfinished:
             self._groups.follow(group, GroupEvent.FINISH)
@@ -294,6 +302,9 @@ class SampleLifecycle:
 
     def lost(self, lease: Lease) -> None:
         """The lease is revoked: its sample waits again, with the tokens that had arrived, unless all must be of one version."""
+        if lease.frozen and self._stage is not None:
+            self._stage.lost(lease)
+            return
         self._fleet.end(lease.number)
         group = self._groups[lease.group_id]
         sample = group.samples[lease.sample_index]
@@ -304,14 +315,17 @@ class SampleLifecycle:
             sample.begin_anew()
             self._groups.buffer(group, sample.size_bytes - before)
         if sample.issues >= self._settings.max_issues:
-            self.last_error = self.last_error or f"a sample was lost with its generator {sample.issues} times"
-            self._drop(group, GroupEvent.GENERATION_FAILED)
+            self._give_up(group, self.last_error or f"a sample was lost with its generator {sample.issues} times")
             return
         if not sample.spans:
             self._groups.set_min_version(group, sample, to=None)
         if group.state is GroupState.ISSUED and group.start_version is None:
             self._groups.follow(group, GroupEvent.LOSE)
         self._waiting.put(group, [sample.index])
+
+    def _give_up(self, group: Group, error: str) -> None:
+        self.last_error = error
+        self._drop(group, GroupEvent.GENERATION_FAILED)
 
     def _drop(self, group: Group, event: GroupEvent, *, mean_tokens: float | None = None) -> None:
         """The group will not be trained: take it back from everybody."""
@@ -354,12 +368,19 @@ class SampleLifecycle:
         if group is None or not score.sample_index < len(group.samples):
             return
         sample = group.samples[score.sample_index]
-        if sample.state is not SampleState.FINISHED:
+        if sample.state is not SampleState.FINISHED or sample.is_rewarded:
             return
-        sample.follow(SampleEvent.SCORE)
+        sample.is_rewarded = True
         if score.kind is not None:
             self.failures[score.kind] += 1
         sample.reward, sample.reward_parts, sample.reward_error = score.reward, score.parts, score.error
+        self._score(group, sample)
+
+    def _score(self, group: Group, sample: Sample) -> None:
+        """The sample is scored once both its reward and the frozen model's log-probs are there."""
+        if not (sample.is_rewarded and sample.is_measured):
+            return
+        sample.follow(SampleEvent.SCORE)
         group.unscored -= 1
         if not group.unscored:
             self._scored.append(group)
@@ -443,6 +464,7 @@ def _trajectory(group: Group, sample: Sample) -> pb.Sample:
         prompt_tokens=sample.prompt_tokens,
         tokens=bytes(sample.tokens),
         logprobs=bytes(sample.logprobs),
+        reference_logprobs=sample.reference,
         spans=[pb.VersionSpan(tokens=tokens, step=step, attempt=attempt) for tokens, step, attempt in sample.spans],
         finish_reason=sample.finish_reason,
         reward=sample.reward,

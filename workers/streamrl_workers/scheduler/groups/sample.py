@@ -154,6 +154,12 @@ class Sample:
     reward: float | None = None
     reward_parts: Mapping[str, float] = field(default_factory=dict)
     reward_error: str = ""
+    reference: bytes = b""
+    """Log-probs of the frozen model, one a token, float32."""
+    is_rewarded: bool = False
+    """Its score has come, with or without a reward."""
+    is_measured: bool = True
+    """False: log-probs of the frozen model are still to come."""
 
     before: bytes = b""
     """Tokens of an earlier sample that stand behind the prompt, where this one is a turn drawn anew."""
@@ -200,7 +206,7 @@ class Sample:
     @property
     def size_bytes(self) -> int:
         """What it takes in the buffer; nothing before its first token."""
-        size = len(self.tokens) + len(self.logprobs) + len(self.prompt_tokens)
+        size = len(self.tokens) + len(self.logprobs) + len(self.prompt_tokens) + len(self.reference)
         return size and size + _OVERHEAD_BYTES
 
     def follow(self, event: SampleEvent) -> None:

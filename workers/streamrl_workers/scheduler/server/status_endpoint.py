@@ -75,6 +75,7 @@ class StatusEndpoint:
         self._core = core
         self._connections = connections
         self._bound = job.spec.trainer.train_infer_logprob_diff
+        self._frozen_pool = "" if job.spec.frozen_pool is None else job.spec.frozen_pool.name
         self._begun_s = time.monotonic() - float(last.get("elapsed_s", 0.0))
         self._steps = JsonlFile(directory / STEPS_FILE)
         self._evaluations = JsonlFile(directory / EVALUATIONS_FILE)
@@ -133,7 +134,7 @@ class StatusEndpoint:
         """Shares of the wall by part, over the last heartbeats."""
         trainer = self._connections.trainer
         return {
-            "generators": mean_shares(entry.beats for entry in self._connections.generators.values()),
+            "generators": mean_shares(entry.beats for entry in self._generating()),
             "trainer": None if trainer is None else trainer.beats.shares(),
         }
 
@@ -200,7 +201,7 @@ class StatusEndpoint:
             "checkpoint": _checkpoint(view),
             "checkpoint_step": None if view.checkpoint is None else view.checkpoint[0],
             "reward": self._last_evaluation.get("mean_reward"),
-            "tokens_per_s": tokens_per_s([entry.beats for entry in entries]),
+            "tokens_per_s": tokens_per_s([entry.beats for entry in self._generating()]),
             "bubbles": {
                 "generators": _walls([entry.heartbeat for entry in entries]),
                 "trainer": _walls([] if trainer is None else [trainer.heartbeat]),
@@ -208,13 +209,21 @@ class StatusEndpoint:
             "generators": [_generator(entry) for entry in entries[:_MOST_LISTED]],
             "trainer": _trainer(trainer),
             "scaling": scaling(
-                view, generators=entries, trainer=trainer, clock=self._step_clock, now_s=time.monotonic()
+                view,
+                generators=entries,
+                frozen_pool=self._frozen_pool,
+                trainer=trainer,
+                clock=self._step_clock,
+                now_s=time.monotonic(),
             ),
             "trackers": {} if self.trackers is None else self.trackers.status(),
             "warnings": self._warnings(),
             "last_step": self._last_line or None,
             "last_evaluation": self._last_evaluation or None,
         }
+
+    def _generating(self) -> list[GeneratorEntry]:
+        return [entry for entry in self._connections.generators.values() if entry.hello.pool != self._frozen_pool]
 
     def curves(self) -> Mapping[str, Any]:
         """What `/curves` shows."""
@@ -365,12 +374,14 @@ def scaling(
     view: CoreView,
     *,
     generators: Sequence[GeneratorEntry],
+    frozen_pool: str = "",
     trainer: TrainerEntry | None,
     clock: StepClock,
     now_s: float,
 ) -> dict[str, Any]:
-    """The page's content."""
+    """The page's content. The pool of the frozen model is among `pools` alone: it generates nothing."""
     step_s = clock.step_s
+    generating = [entry.beats for entry in generators if entry.hello.pool != frozen_pool]
     return {
         "waiting_samples": view.waiting_samples,
         "free_slots": view.fleet.free_slots,
@@ -381,9 +392,9 @@ def scaling(
         "step_s": step_s,
         "steps_per_s": 1 / step_s if step_s else None,
         "since_step_s": clock.since_s(now_s=now_s),
-        **_times(step_s, generators=[entry.beats for entry in generators], trainer=trainer),
+        **_times(step_s, generators=generating, trainer=trainer),
         "trainer": None if trainer is None else trainer.beats.shares(),
-        "all": _pool(view.fleet, windows=[entry.beats for entry in generators]),
+        "all": _pool(view.fleet, windows=generating),
         "pools": {
             name: _pool(pool, windows=[entry.beats for entry in generators if entry.hello.pool == name])
             for name, pool in view.pools.items()

@@ -8,13 +8,12 @@ that a sample longer than the budget goes alone.
 """
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
-from streamrl_workers.stream.segments import context_ranges, trained_places
+from streamrl_workers.stream.segments import trained_contexts
 from streamrl_workers.trainer.engines.step_metrics import version_lag
 
 PADDING_TOKENS = 256
@@ -42,7 +41,7 @@ class PackedSample:
     generator_id: str = ""
     version_lag: int = 0  # steps, of the sample's oldest token
     proximal_N: "array[float] | None" = None  # log-probs under the weights of the batch's start
-    reference_N: "array[float] | None" = None  # log-probs under the initial weights
+    reference_N: "array[float] | None" = None  # log-probs of the frozen model
     kept_N: "array[float] | None" = None  # 1 or 0: whether the correction's mask keeps the token
     values_N: "array[float] | None" = None  # the critic's at the batch's start, as many of each token as it has heads
     target_values_N: "array[float] | None" = None  # its copy's
@@ -96,12 +95,14 @@ def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float 
     assert len(behaviour) == len(completion), f"{name} has {len(completion)} tokens and {len(behaviour)} log-probs"
     spans = sum(span.tokens for span in sample.spans)
     assert spans == len(completion), f"versions of {name} do not cover its tokens"
+    reference = unpack_float32(sample.reference_logprobs)
+    assert not reference or len(reference) == len(completion), f"{name} has {len(reference)} log-probs of the reference"
     whole = prompt + completion
-    places = [len(prompt) + place for place in trained_places(sample)]
     lag = version_lag(sample, step=step, attempt=attempt)
+    contexts = trained_contexts(sample)
+    trained = sum(len(own) for _, own in contexts)
     packed = []
-    for number, (begin, end) in enumerate(context_ranges(sample)):
-        own = places[bisect_left(places, begin) : bisect_left(places, end)]
+    for number, (begin, own) in enumerate(contexts):
         if not own:
             continue
         packed.append(
@@ -113,9 +114,10 @@ def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float 
                 behaviour_N=array("f", [behaviour[place - len(prompt)] for place in own]),
                 advantages_N=array("d", [advantage]) * len(own),
                 context=number,
-                trained_elsewhere=len(places) - len(own),
+                trained_elsewhere=trained - len(own),
                 generator_id=sample.generator_id,
                 version_lag=lag,
+                reference_N=array("f", [reference[place - len(prompt)] for place in own]) if reference else None,
             )
         )
     return packed

@@ -27,6 +27,7 @@ from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.frozen import TEACHER, frozen_directory
 from streamrl_workers.models.load import load_empty, load_model, load_tokenizer
+from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.stream.packing import pack_float32
 from streamrl_workers.trainer.algorithms import create_algorithm
@@ -40,7 +41,6 @@ from streamrl_workers.trainer.engines.forward import (
     forward_metrics,
     logprob_diff_metrics,
 )
-from streamrl_workers.trainer.engines.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines.memory import check_memory
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
 from streamrl_workers.trainer.engines.rank_link import Payload
@@ -222,7 +222,7 @@ def build_models(
         from streamrl_workers.trainer.engines import lora  # peft is loaded where it is asked for
 
         lora.add_adapters(model, trainer.lora)
-        if frozen_path is None and algorithm.reference_kl is not None:
+        if frozen_path is None and algorithm.reference_kl is not None and trainer.reference is None:
             reference = partial(lora.adapters_off, model)
     _finish(model, trainer=trainer, device=device, mesh=mesh)
     tokenizer = load_tokenizer(model_path)
@@ -237,7 +237,9 @@ def _tuned(model: PreTrainedModel, *, trainer: Trainer) -> PreTrainedModel:
 
 
 def _frozen_path(spec: RLJobSpec, *, algorithm: Algorithm, model_path: str, base_dir: Path) -> str | None:
-    """The model that is frozen beside the policy: the teacher, or the initial one; None: none, or the policy without its adapters."""
+    """The model that is frozen beside the policy: the teacher, or the initial one; None: none, another pool's, or the policy without its adapters."""
+    if spec.trainer.reference is not None:
+        return None
     if spec.algorithm.teacher is not None:
         return frozen_directory(spec.algorithm.teacher, base_dir=base_dir, field=TEACHER)
     return model_path if algorithm.reference_kl is not None and spec.trainer.lora is None else None

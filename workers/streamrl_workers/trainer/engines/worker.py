@@ -311,7 +311,7 @@ class RankWorker:
             proximal_N=logprobs_N.detach() if batch.proximal_N is None else batch.proximal_N,
             advantages_N=batch.advantages_N,
             sequences_N=batch.sequences_N,
-            reference_N=batch.reference_N if self._is_prepared else self._reference_logprobs(batch),
+            reference_N=batch.reference_N if self._has_reference else self._reference_logprobs(batch),
             kept_N=None if batch.kept_N is None else batch.kept_N.bool(),
         )
         loss = self._algorithm.token_loss(tokens)
@@ -352,6 +352,11 @@ class RankWorker:
     def _is_prepared(self) -> bool:
         """Whether samples come with what `prepare` said of them. The same on every rank, also on one that has a dummy: passes are collectives."""
         return self._algorithm.needs == "batch" or self._algorithm.mask is not None
+
+    @property
+    def _has_reference(self) -> bool:
+        """Whether samples come with the frozen model's log-probs. The same on every rank."""
+        return self._is_prepared or self._reference is None
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: MicroBatch) -> torch.Tensor | None:

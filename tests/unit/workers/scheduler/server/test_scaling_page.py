@@ -18,8 +18,8 @@ class Parts(dict[str, float]):
 class Entry:
     """A connection as the page reads it."""
 
-    def __init__(self, *beats: Beat) -> None:
-        self.hello = pb.GeneratorHello(pool="p")
+    def __init__(self, *beats: Beat, pool: str = "p") -> None:
+        self.hello = pb.GeneratorHello(pool=pool)
         self.beats = BeatWindow(30.0)
         for beat in beats:
             self.beats.add(beat)
@@ -33,10 +33,10 @@ def page(*generators: Entry, trainer: Entry | None = None, steps_s: tuple[float,
     clock = StepClock(now_s=0.0)
     for end_s in steps_s:
         clock.recorded(now_s=end_s)
-    world = World(settings(evaluation_prompts=0))
-    for number in range(len(generators)):
-        world.join_generator(f"g{number}")
-    return scaling(world.core.view(), generators=generators, trainer=trainer, clock=clock, now_s=20.0)
+    world = World(settings(evaluation_prompts=0, frozen_pool="f"))
+    for number, generator in enumerate(generators):
+        world.join_generator(f"g{number}", pool=generator.hello.pool)
+    return scaling(world.core.view(), generators=generators, frozen_pool="f", trainer=trainer, clock=clock, now_s=20.0)
 
 
 def test_shares_are_of_the_window_alone_and_add_up():
@@ -78,6 +78,15 @@ def test_means_and_sums_are_over_those_of_which_something_is_known():
     assert tokens_per_s([known, other, BeatWindow(30.0)]) == 15.0
     assert mean_shares([]) is None
     assert tokens_per_s([BeatWindow(30.0)]) is None
+
+
+def test_the_pool_of_the_frozen_model_is_in_its_own_numbers_alone():
+    beats = beat(0.0), beat(10.0, busy=4.0, tokens=50)
+    generating, frozen = Entry(*beats), Entry(beat(0.0), beat(10.0, busy=9.0, tokens=500), pool="f")
+    alone, both = (page(*some, steps_s=(4.0, 8.0)) for some in ((generating,), (generating, frozen)))
+    assert both["pools"]["f"]["tokens_per_s"] == 50.0
+    both["pools"].pop("f")
+    assert both == alone
 
 
 def test_the_steps_of_one_clock():
