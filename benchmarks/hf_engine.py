@@ -1,12 +1,13 @@
 """Tokens per second of the engine `hf` beside `model.generate` and transformers' continuous batching.
 
-    python benchmarks/hf_engine.py [--requests 192] [--slots 64] [--repeats 3] [--hidden 96] [--layers 3]
+    python benchmarks/hf_engine.py [--requests 192] [--slots 64] [--repeats 3] [--hidden 96] [--layers 3] [--batch-invariant]
 
 All three sample the same requests (temperature 1, log-normal lengths, random weights) with one thread. The
 kinds take turns within each repeat, so that a busy machine hurts all alike; the table shows medians. `generate`
 runs batches of `slots` requests until the longest of a batch is done; only wanted tokens count. Ours gives
 log-probs too and frees slots; neither is asked of `generate`. The best case for a static batch, lengths all
-equal, is the second table.
+equal, is the second table. With --batch-invariant the others are the engine itself with `batchInvariant`, and with one slot,
+by processor time: so a busy machine does not matter.
 """
 
 import argparse
@@ -141,18 +142,20 @@ def default_start_seconds(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenize
     return time.perf_counter() - began_s
 
 
-def tokens_per_second(run: Callable[[], None], work: Work) -> float:
-    began_s = time.perf_counter()
+def tokens_per_second(run: Callable[[], None], work: Work, *, clock: Callable[[], float]) -> float:
+    began_s = clock()
     with contextlib.redirect_stdout(io.StringIO()):
         run()
-    return work.tokens / (time.perf_counter() - began_s)
+    return work.tokens / (clock() - began_s)
 
 
-def compare(title: str, runs: dict[str, Callable[[], None]], *, work: Work, repeats: int) -> None:
+def compare(
+    title: str, runs: dict[str, Callable[[], None]], *, work: Work, repeats: int, clock: Callable[[], float]
+) -> None:
     measured: dict[str, list[float]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
         for name, run in runs.items():
-            rate = tokens_per_second(run, work)
+            rate = tokens_per_second(run, work, clock=clock)
             if repeat > 0:  # the first round warms up
                 measured[name].append(rate)
     ours = statistics.median(measured["hf engine"])
@@ -168,25 +171,44 @@ def main() -> None:
     for name, default in (("requests", 192), ("slots", 64), ("repeats", 3), ("hidden", 96), ("layers", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--default-start", action="store_true", help="also time continuous batching's own settings")
+    parser.add_argument("--batch-invariant", action="store_true", help="compare the engine with itself")
     args = parser.parse_args()
+    clock = time.process_time if args.batch_invariant else time.perf_counter
     torch.set_num_threads(1)
     tokenizer, model = make_tokenizer(), make_model(hidden=args.hidden, layers=args.layers)
     began_s = time.perf_counter()
-    engine = HfEngine(model=make_model(hidden=args.hidden, layers=args.layers), tokenizer=tokenizer, slots=args.slots)
-    engine.load_weights(version=0, tensors=Parameters(model).snapshot())
+
+    def engine_with(*, slots: int, batch_invariant: bool = False) -> HfEngine:
+        made = HfEngine(
+            model=make_model(hidden=args.hidden, layers=args.layers),
+            tokenizer=tokenizer,
+            slots=slots,
+            batch_invariant=batch_invariant,
+        )
+        made.load_weights(version=0, tensors=Parameters(model).snapshot())
+        return made
+
+    engine = engine_with(slots=args.slots)
     print(
         f"Qwen2, {sum(p.numel() for p in model.parameters()):,} parameters; our engine starts in {time.perf_counter() - began_s:.2f} s"
     )
+    invariant, one_slot = engine_with(slots=args.slots, batch_invariant=True), engine_with(slots=1)
     for title, equal in (("mixed lengths", False), ("equal lengths", True)):
         work = make_work(requests=args.requests, slots=args.slots, equal=equal)
         runs: dict[str, Callable[[], None]] = {
             "hf engine": lambda work=work: run_ours(engine, work),
+        }
+        own: dict[str, Callable[[], None]] = {
+            "hf engine, batchInvariant": lambda work=work: run_ours(invariant, work),
+            "hf engine, one slot": lambda work=work: run_ours(one_slot, work),
+        }
+        others: dict[str, Callable[[], None]] = {
             "model.generate, static batch": lambda work=work: run_static(model, tokenizer, work),
             "transformers continuous batching": lambda work=work: run_continuous(
                 make_model(hidden=args.hidden, layers=args.layers), tokenizer, work
             ),
         }
-        compare(title, runs, work=work, repeats=args.repeats)
+        compare(title, runs | (own if args.batch_invariant else others), work=work, repeats=args.repeats, clock=clock)
     if args.default_start:
         fresh = make_model(hidden=args.hidden, layers=args.layers)
         print(

@@ -106,7 +106,7 @@ def test_an_update_holds_no_second_copy(tmp_path: Path, monkeypatch: pytest.Monk
         alive.append(_kv_bytes())
         return forward(self, sequences)
 
-    monkeypatch.setattr(runner, "_PREFILL_TOKENS", 64)
+    monkeypatch.setattr(runner.Runner, "prefill_tokens", 64)
     monkeypatch.setattr(runner.Runner, "_forward_padded", counted)
     before = _kv_bytes()
     engine.load_weights(version=2, tensors=published(models[2]))

@@ -48,6 +48,18 @@ def test_runs_with_kills_have_the_same_weights(seed: int, undisturbed: Path, tmp
     assert hashes(read_history(run.folder)) == hashes(expected)
 
 
+def test_samples_in_batches_have_the_same_weights_too(tmp_path: Path) -> None:
+    """Two runs with other kills: other neighbours for every sample."""
+    job = in_order(slots=8, batchInvariant=True)
+    generators = ("generator-tiny-0", "generator-tiny-1")
+    runs = [run_with_kills(job, tmp_path / f"{seed}", seed=seed, kills=4, workers=generators).folder for seed in (3, 4)]
+    compared = streamrl("diff", *map(str, runs))
+    assert (compared.returncode, compared.stdout) == (0, f"the same in all {STEPS} steps of both\n"), compared
+    one, other = (hashes(read_history(folder)) for folder in runs)
+    assert one == other
+    assert len(set(one)) == STEPS + 1
+
+
 def test_diff_finds_the_sample_that_had_another_seed(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

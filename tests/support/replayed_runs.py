@@ -24,19 +24,21 @@ def small_batches(**pipeline: Any) -> dict[str, Any]:
     return job
 
 
-def in_order() -> dict[str, Any]:
-    """The same, with weights that follow from the job alone."""
+def in_order(**hf: Any) -> dict[str, Any]:
+    """The same, with weights that follow from the job alone; `hf`: what the engine has instead of one slot."""
     job = small_batches(mode="StreamSync", delivery="Logical")
     del job["spec"]["pipeline"]["maxStalenessSteps"]
-    job["spec"]["generators"][0]["engine"] = {"hf": {"slots": 1}}
+    job["spec"]["generators"][0]["engine"] = {"hf": hf or {"slots": 1}}
     return job
 
 
-def run_with_kills(job: dict[str, Any], base: Path, *, seed: int, kills: int) -> LocalRun:
+def run_with_kills(
+    job: dict[str, Any], base: Path, *, seed: int, kills: int, workers: Sequence[str] = WORKERS
+) -> LocalRun:
     """A run that has ended, with so many deaths of workers: generators leave and join, the trainer takes steps back."""
     base.mkdir(exist_ok=True)
     write_prompts(base / "prompts.jsonl")
-    return ended_run(job, base, steps=STEPS, kills=kills, seed=seed, workers=WORKERS, patience_s=PATIENCE_S)
+    return ended_run(job, base, steps=STEPS, kills=kills, seed=seed, workers=workers, patience_s=PATIENCE_S)
 
 
 def ended_run(

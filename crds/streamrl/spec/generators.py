@@ -46,6 +46,10 @@ class HfEngineSpec(GeneratorEngineSpec):
         default=None,
         description="Memory for keys and values; absent = half of what is free when the engine starts.",
     )
+    batch_invariant: bool = Field(
+        default=False,
+        description="Whether tokens and log-probs of a sample of one version are the same, bit for bit, in every batch and after a takeover; slower.",
+    )
 
 
 DraftTokens = Annotated[int, Field(ge=1, le=64)]

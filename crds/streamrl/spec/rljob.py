@@ -199,9 +199,11 @@ def _may_be_frozen(pool: GeneratorPool) -> bool:
 
 
 def _is_alone(pool: GeneratorPool) -> bool:
-    """Whether no sample of the pool's engines is computed together with another."""
+    """Whether what the pool's engines make of a sample follows from no other."""
     engine = pool.engine
-    return engine.simulated is not None or (engine.hf is not None and engine.hf.slots == 1)
+    return engine.simulated is not None or (
+        engine.hf is not None and (engine.hf.batch_invariant or engine.hf.slots == 1)
+    )
 
 
 class RLJobSpec(SpecModel):
@@ -363,8 +365,9 @@ class RLJobSpec(SpecModel):
             ),
         ),
         _logical_rule(
-            "needs engine simulated, or hf with slots 1: in a batch the last digits of a log-prob follow from the neighbours",
-            "self.generators.all(g, has(g.engine.simulated) || (has(g.engine.hf) && g.engine.hf.slots == 1))",
+            "needs engine simulated, or hf with batchInvariant or slots 1: else the last digits of a log-prob follow from the batch",
+            "self.generators.all(g, has(g.engine.simulated) || "
+            "(has(g.engine.hf) && (g.engine.hf.batchInvariant || g.engine.hf.slots == 1)))",
             lambda spec: ", ".join(pool.engine.key for pool in spec.generators if not _is_alone(pool)),
         ),
         _logical_rule(

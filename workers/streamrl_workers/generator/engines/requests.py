@@ -28,11 +28,17 @@ class ActiveSequence:
     context: int = 0  # of the completion's tokens, those before the turn under way
     observed: tuple[int, ...] = ()  # the end of the context, where this request brought it as text
     reported: bool = False  # its first delta is out
+    replayed: int = 0  # of its last tokens, those that engine `hf` has yet to feed again
 
     @property
     def turn(self) -> list[int]:
         """The completion without its context."""
         return self.completion[self.context :]
+
+    @property
+    def given(self) -> list[int]:
+        """What the turn under way began with."""
+        return [*self.prompt, *self.completion[: self.context]]
 
     @property
     def tokens(self) -> list[int]:

@@ -73,7 +73,7 @@ def draw_tokens(logits_bv: torch.Tensor, draw: Draw) -> tuple[torch.Tensor, torc
         greedy_b = draw.temperature_b == 0
         logits_bv = logits_bv / draw.temperature_b.masked_fill(greedy_b, 1.0).unsqueeze(-1)
     logprobs_bv = logits_bv.log_softmax(-1)
-    tokens_b = _inverse_cdf(_filtered(logprobs_bv.exp(), draw), draw.uniforms_b)
+    tokens_b = _inverse_cdf(_filtered(logits_bv.softmax(-1), draw), draw.uniforms_b)
     if greedy_b is not None:
         tokens_b = torch.where(greedy_b, logprobs_bv.argmax(-1), tokens_b)
     return tokens_b, logprobs_bv.gather(-1, tokens_b.unsqueeze(-1)).squeeze(-1)
@@ -97,7 +97,10 @@ def _filtered(probs_bv: torch.Tensor, draw: Draw) -> torch.Tensor:
     cumulated_bv = sorted_bv.cumsum(-1)
     before_bv = cumulated_bv - sorted_bv
     kept_bv = sorted_bv * (before_bv < draw.top_p_b.unsqueeze(-1) * cumulated_bv[:, -1:])
-    return torch.zeros_like(kept_bv).scatter_(-1, order_bv, kept_bv)
+    filtered_bv = torch.zeros_like(kept_bv).scatter_(-1, order_bv, kept_bv)
+    # Rows that ask for neither stay as they are without such neighbours, to the last digit.
+    whole_b = (draw.top_p_b >= 1) & (draw.top_k_b >= probs_bv.shape[-1])
+    return torch.where(whole_b.unsqueeze(-1), probs_bv.double(), filtered_bv)
 
 
 class BatchState:
@@ -128,6 +131,10 @@ class BatchState:
         """Tokens per row, the one to feed included."""
         return [len(seq.prompt) + len(seq.completion) for seq in self.sequences]
 
+    def fed_lengths(self) -> list[int]:
+        """Of these, those up to the one to feed."""
+        return [length - seq.replayed for length, seq in zip(self.lengths(), self.sequences, strict=True)]
+
     def swap(self, row: int, other: int) -> None:
         """Exchange two rows."""
         pair = [row, other]
@@ -155,10 +162,22 @@ class BatchState:
         """Drop the last `count` rows."""
         del self.sequences[len(self) - count :]
 
-    def advance(self, tokens: torch.Tensor) -> None:
-        """Take the tokens that were drawn as the next to feed."""
+    def advance(self, tokens: torch.Tensor) -> list[int]:
+        """Take the tokens that were drawn as the next to feed; returns the rows that did: others feed what they have again."""
         self._whole[0, : len(self)] = tokens
         self._whole[1, : len(self)] += 1
+        drawn = [row for row, seq in enumerate(self.sequences) if not seq.replayed]
+        for row in set(range(len(self))).difference(drawn):
+            seq = self.sequences[row]
+            seq.replayed -= 1
+            self._whole[0, row] = seq.completion[-1 - seq.replayed]
+        return drawn
+
+    def restart(self) -> None:
+        """Take the rows' numbers from their sequences anew."""
+        sequences, self.sequences = self.sequences, []
+        if sequences:
+            self.append(sequences)
 
     def draw(self) -> Draw:
         """What decides the next tokens. What no row uses is left out, which saves its passes over the vocabulary."""
@@ -175,5 +194,6 @@ class BatchState:
 
     def _whole_of(self, seq: ActiveSequence) -> tuple[int, int, int, int]:
         tokens = seq.tokens
+        position = len(tokens) - 1 - seq.replayed
         top_k = seq.request.sampling.top_k or self._vocabulary
-        return tokens[-1], len(tokens) - 1, stream_key(seq.request.seed), top_k
+        return tokens[position], position, stream_key(seq.request.seed), top_k

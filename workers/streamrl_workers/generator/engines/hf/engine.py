@@ -24,8 +24,9 @@ from streamrl.spec.base import parse_bytes
 from streamrl.spec.generators import HfEngineSpec as HfSpec
 from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
 from streamrl_workers.generator.engines.hf.batch_state import BatchState, draw_tokens
+from streamrl_workers.generator.engines.hf.invariant import InvariantRunner
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
-from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_numerics, check_supported
+from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_supported
 from streamrl_workers.generator.engines.requests import ActiveSequence, Requests, end_ids, limit_tokens
 from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import DTYPES, load_model, load_structure, load_tokenizer
@@ -45,10 +46,12 @@ class HfEngine:
         slots: int,
         add_special_tokens: bool = True,
         kv_bytes: int | None = None,
+        batch_invariant: bool = False,
     ) -> None:
         """The model becomes the engine's own; its weights come by `load_weights`. Raises ValueError for one that is not supported.
 
         `kv_bytes`: of keys and values at most; None: half of the memory that is free now.
+        `batch_invariant`: tokens and log-probs are the same bits in every batch (`invariant.py`).
         """
         check_supported(model)
         self.slots = slots
@@ -57,7 +60,8 @@ class HfEngine:
         vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
         with torch.inference_mode():
             kv_bytes = free_bytes(model.device) // _FREE_SHARE if kv_bytes is None else kv_bytes
-            self._runner = Runner(model=model, slots=slots, limit_tokens=limit, kv_bytes=kv_bytes)
+            runner = InvariantRunner if batch_invariant else Runner
+            self._runner = runner(model=model, slots=slots, limit_tokens=limit, kv_bytes=kv_bytes)
         self._parameters = Parameters(model)
         self._batch = BatchState(slots=slots, vocabulary=vocabulary, device=self._runner.device)
         self._prefill = Prefill(self._runner)
@@ -102,9 +106,11 @@ class HfEngine:
         self._parameters.load(tensors)
         self._prefill.forget()
         if self.version is None:
-            check_numerics(self._runner)
+            self._runner.check()
         self.version = version
-        self._prefill.fill(self._batch.sequences, first_row=0)
+        # Not by replay: the bits of what goes on follow from this moment anyway, and a long sample would never end.
+        self._prefill.fill(self._batch.sequences, first_row=0, replay=False)
+        self._batch.restart()
         return []
 
     @torch.inference_mode()
@@ -126,14 +132,16 @@ class HfEngine:
         lengths = self._arranged()
         logits_bv = self._runner.decode(self._batch.tokens, positions=self._batch.positions, lengths=lengths)
         tokens_b, logprobs_b = draw_tokens(logits_bv, self._batch.draw())
-        self._batch.advance(tokens_b)
-        sequences = self._batch.sequences
+        rows = self._batch.advance(tokens_b)
+        sequences, tokens, logprobs = self._batch.sequences, tokens_b.tolist(), logprobs_b.tolist()
         assert self.version is not None
         deltas = [
-            self._requests.extend(seq, tokens=(token,), logprobs=(logprob,), version=self.version)
-            for seq, token, logprob in zip(sequences, tokens_b.tolist(), logprobs_b.tolist(), strict=True)
+            self._requests.extend(
+                sequences[row], tokens=(tokens[row],), logprobs=(logprobs[row],), version=self.version
+            )
+            for row in rows
         ]
-        self._free_rows([row for row, delta in enumerate(deltas) if delta.finish_reason is not None])
+        self._free_rows([row for row, delta in zip(rows, deltas, strict=True) if delta.finish_reason is not None])
         return deltas
 
     @torch.inference_mode()
@@ -156,7 +164,7 @@ class HfEngine:
         if coming:
             taken, self._resting = self._resting[:coming], self._resting[coming:]
             self._runner.cache.reserve(rows=rows + coming, tokens=longest)
-            self._prefill.fill(taken, first_row=rows)
+            self._prefill.fill(taken, first_row=rows, replay=self._runner.replays)
             self._batch.append(taken)
         self._longest = longest
 
@@ -174,8 +182,8 @@ class HfEngine:
         self._free_rows(rows[stay:])
 
     def _arranged(self) -> list[int]:
-        """Lengths of the rows, the longest classes first (`kv_cache.py`)."""
-        lengths = self._batch.lengths()
+        """Lengths of the rows up to what is fed, the longest classes first (`kv_cache.py`)."""
+        lengths = self._batch.fed_lengths()
         for row, other in swaps(lengths):
             self._runner.cache.swap(row, other, tokens=max(lengths[row], lengths[other]) - 1)
             self._batch.swap(row, other)
@@ -228,6 +236,7 @@ def create(options: EngineOptions) -> HfEngine:
         slots=spec.slots,
         add_special_tokens=options.add_special_tokens,
         kv_bytes=None if spec.kv_cache_bytes is None else parse_bytes(spec.kv_cache_bytes),
+        batch_invariant=spec.batch_invariant,
     )
     needed = min(limit_tokens(model.config), options.max_tokens + 1)
     capacity = engine.kv_load().capacity_tokens

@@ -43,6 +43,11 @@ def length_class(tokens: int) -> int:
     return ((tokens - 1) // _FIRST_CLASS_TOKENS).bit_length()
 
 
+def class_width(tokens: int) -> int:
+    """The longest of that length's class."""
+    return _FIRST_CLASS_TOKENS << length_class(tokens)
+
+
 def swaps(lengths: Sequence[int]) -> list[tuple[int, int]]:
     """Exchanges of rows, one after the other, that put longer classes before shorter ones; none if they stand so."""
     classes = [length_class(tokens) for tokens in lengths]

@@ -13,7 +13,7 @@ and the mask that they are given. Whether they do is tried once, with the first 
 
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -88,13 +88,15 @@ def register() -> None:
     AttentionInterface.register(ATTENTION_NAME, grouped_attention)
 
 
-_PREFILL_TOKENS = 8192
-"""Padded tokens of one prefill forward at most (a longer sequence goes alone): bounds its memory. Keys and values of one
-forward are in their rows before the next begins."""
-
-
 class Runner:
     """A transformers model, run on sequences and on slot rows."""
+
+    cache_type: ClassVar[type[SlotCache]] = SlotCache
+    prefill_tokens: ClassVar[int] = 8192
+    """Padded tokens of one prefill forward at most (a longer sequence goes alone): bounds its memory. Keys and values of one
+    forward are in their rows before the next begins."""
+    replays: ClassVar[bool] = False
+    """Whether the tokens of a turn are fed one by one also when they are known; else they are prefilled."""
 
     def __init__(self, *, model: PreTrainedModel, slots: int, limit_tokens: int, kv_bytes: int) -> None:
         """`kv_bytes`: of keys and values at most, beside those of one prefill forward. Raises ValueError if not one token's fit."""
@@ -108,7 +110,7 @@ class Runner:
         self.bound = KvBound.of(kv_bytes, token=token)
         if not self.bound.capacity_tokens:
             raise ValueError(f"keys and values of one token need {token.size_bytes} bytes, there are {kv_bytes}")
-        self.cache = SlotCache(
+        self.cache = self.cache_type(
             like=token, slots=slots, limit_tokens=limit_tokens, capacity_tokens=self.bound.capacity_tokens
         )
         self._rows = torch.arange(slots, device=self.device)
@@ -118,7 +120,7 @@ class Runner:
 
     def prefill(self, sequences: Sequence[Sequence[int]]) -> Iterator[tuple[int, Prefilled]]:
         """Place and keys and values of each sequence (none empty), in any order; take one before the next."""
-        for batch in _batches([len(tokens) for tokens in sequences]):
+        for batch in _batches([len(tokens) for tokens in sequences], most_tokens=self.prefill_tokens):
             recorded = self._forward_padded([sequences[index] for index in batch])
             for place, index in enumerate(batch):
                 yield index, recorded.of(place, tokens=len(sequences[index]))
@@ -128,10 +130,25 @@ class Runner:
         """Logits [B, V] behind one token per row, which stands at `positions`; `lengths` are its row's tokens up to it."""
         self.cache.reserve(rows=len(tokens), tokens=max(lengths))
         found = length_buckets(lengths)
-        self.cache.begin_step(
-            rows=self._rows[: len(tokens)], positions=positions, width=max(bucket.width for bucket in found)
-        )
         narrow: dict[str, Any] = {"buckets": found} if self._passes_buckets and len(found) > 1 else {}
+        width = max(bucket.width for bucket in found)
+        return self._step(tokens, positions=positions, rows=self._rows[: len(tokens)], width=width, **narrow)
+
+    def check(self) -> None:
+        """With the first weights: raise ValueError if the model cannot be run as this does it. Rows must be free."""
+        check_numerics(self)
+
+    def _step(
+        self,
+        tokens: torch.Tensor,
+        *,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        width: int,
+        **narrow: Any,  # noqa: ANN401 - on to the attention
+    ) -> torch.Tensor:
+        """One forward over one token per row of the cache."""
+        self.cache.begin_step(rows=rows, positions=positions, width=width)
         output = self.model(
             input_ids=tokens.unsqueeze(1),
             attention_mask=self._mask(positions),
@@ -166,11 +183,11 @@ class Runner:
         return recorder
 
 
-def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of sequences that go into one forward together: alike in length, within `_PREFILL_TOKENS` when padded."""
+def _batches(lengths: Sequence[int], *, most_tokens: int) -> list[list[int]]:
+    """Indices of sequences that go into one forward together: alike in length, within `most_tokens` when padded."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= _PREFILL_TOKENS:
+        if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= most_tokens:
             batches[-1].append(index)
         else:
             batches.append([index])
@@ -184,11 +201,15 @@ class Prefill:
         self._runner = runner
         self._kept = PrefillCache(max_bytes=runner.bound.kept_bytes)
 
-    def fill(self, sequences: Sequence[ActiveSequence], *, first_row: int) -> None:
-        """Put all but the last token of each sequence into its row, starting at `first_row`; there is room for them."""
+    def fill(self, sequences: Sequence[ActiveSequence], *, first_row: int, replay: bool) -> None:
+        """Put all but the last token of each sequence into its row, starting at `first_row`; there is room for them.
+
+        `replay`: only of what its turn began with; the turn's own tokens are to be fed again.
+        """
         rows: dict[tuple[int, ...], list[int]] = {}
         for row, seq in enumerate(sequences, start=first_row):
-            held = tuple(seq.tokens[:-1])
+            held = tuple((seq.given if replay else seq.tokens)[:-1])
+            seq.replayed = len(seq.prompt) + len(seq.completion) - 1 - len(held)
             if held:
                 rows.setdefault(held, []).append(row)
         prompts = {seq.prompt[:-1] for seq in sequences if not seq.completion}
@@ -217,7 +238,13 @@ class Prefill:
 _RELATIVE_TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 """Largest difference of two ways to the same logits, in units of the logits' spread. Wrong masks give about 1."""
 
-_PROBE_TOKENS = 7
+PROBE_TOKENS = 7
+
+
+def probe_tokens(model: PreTrainedModel) -> list[int]:
+    """Some tokens that the model knows."""
+    vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
+    return [(7 * place + 1) % vocabulary for place in range(PROBE_TOKENS)]
 
 
 def check_supported(model: PreTrainedModel) -> None:
@@ -237,8 +264,7 @@ _REMEDY = "only causal LMs with full attention and the standard key-value cache 
 @torch.inference_mode()
 def check_numerics(runner: Runner) -> None:
     """Raise ValueError if prefill and decode do not give the logits of the model's own forward. Rows must be free."""
-    vocabulary = runner.model.get_input_embeddings().get_parameter("weight").shape[0]
-    tokens = [(7 * place + 1) % vocabulary for place in range(_PROBE_TOKENS)]
+    tokens = probe_tokens(runner.model)
     own = runner.model(input_ids=torch.tensor([tokens], device=runner.device)).logits[0, -2:].float()
     if not bool(own.isfinite().all()):
         return  # broken weights, not a broken model: sampling reports them per request
