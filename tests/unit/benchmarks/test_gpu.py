@@ -18,15 +18,9 @@ def gpu() -> Iterator[Any]:
     sys.path.remove(str(BENCHMARKS))
 
 
-def test_the_default_shapes_have_room_in_ten_minutes(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_smallest_default_shape_has_room_in_ten_minutes(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "GPU", True)
-    budgets = [
-        part.budget_s(gpu.SHAPES[shape])
-        for shape in ("0.5B", "7B")
-        for name, part in gpu.PARTS.items()
-        if (name, shape) not in {("modes", "7B"), ("machine", "7B")}
-    ]
-    assert len(budgets) == 6
+    budgets = [part.budget_s(gpu.SHAPES["0.5B"]) for part in gpu.PARTS.values()]
     assert sum(budgets) < 600
 
 

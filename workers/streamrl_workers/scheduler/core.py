@@ -23,8 +23,8 @@ from streamrl_workers.scheduler.dispatcher import Dispatcher
 from streamrl_workers.scheduler.effects import AskRanker, Effect, Failed, Finished
 from streamrl_workers.scheduler.evaluation import GROUP_BASE, Announcer
 from streamrl_workers.scheduler.fleet import Generator
-from streamrl_workers.scheduler.groups.held_out import HeldOutSamples
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState
+from streamrl_workers.scheduler.groups.supervised import HeldOutSamples
 from streamrl_workers.scheduler.groups.table import restore
 from streamrl_workers.scheduler.lending import Lending
 from streamrl_workers.scheduler.lengths import Lengths

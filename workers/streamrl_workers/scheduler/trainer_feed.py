@@ -16,9 +16,9 @@ from itertools import pairwise
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.components import SchedulerComponents, StepSummary, TaskSummary
 from streamrl_workers.scheduler.effects import DeliverGroup
-from streamrl_workers.scheduler.groups.held_out import HeldOutSamples
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState
 from streamrl_workers.scheduler.groups.staleness import batch_complete
+from streamrl_workers.scheduler.groups.supervised import HeldOutSamples
 from streamrl_workers.scheduler.groups.table import Group
 from streamrl_workers.scheduler.records import (
     AttemptStarted,

@@ -23,6 +23,7 @@ from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease
 from streamrl_workers.scheduler.groups.frozen_stage import FrozenStage
 from streamrl_workers.scheduler.groups.life import GroupEvent, GroupState, SampleEvent, SampleState
 from streamrl_workers.scheduler.groups.sample import Sample, covers, fault
+from streamrl_workers.scheduler.groups.supervised import demonstrated_sample, demonstrated_texts
 from streamrl_workers.scheduler.groups.table import Group, GroupTable
 from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.kv_memory import KvEstimate, KvSize
@@ -426,7 +427,7 @@ class SampleLifecycle:
         self._groups.begin(group)
         sample = demonstrated_sample(shown, group_id=group.group_id, version=self._groups.filling_step)
         sample.ended_at = self._fleet.epoch_s + self._fleet.now_s
-        texts = pb.GroupTexts(prompt=group.prompt, samples=[_demonstrated_texts(shown)])
+        texts = pb.GroupTexts(prompt=group.prompt, samples=[demonstrated_texts(shown)])
         self._store(group, [sample], texts=texts.SerializeToString() if self._is_archived(group) else b"")
         self._groups.follow(group, GroupEvent.DEMONSTRATE)
 
@@ -476,36 +477,3 @@ def _trajectory(group: Group, sample: Sample) -> pb.Sample:
         segments=segments,
         resampled=group.before is not None,
     )
-
-
-def demonstrated_sample(shown: Demonstration, *, group_id: int, version: int) -> pb.Sample:
-    """As the trainer takes it: log-probs of zero, since the data set says its tokens with certainty."""
-    return pb.Sample(
-        group_id=group_id,
-        prompt_tokens=shown.prompt_tokens,
-        tokens=shown.tokens,
-        logprobs=bytes(len(shown.tokens)),
-        spans=[pb.VersionSpan(tokens=len(shown.tokens) >> 2, step=version)],
-        finish_reason="length" if shown.truncated else "stop",
-        reward=shown.reward,
-        segments=[
-            pb.Segment(tokens=segment.tokens, observation=segment.kind != "turn", context=segment.kind == "context")
-            for segment in (shown.segments if len(shown.segments) > 1 else ())
-        ],
-        weight=shown.weight,
-    )
-
-
-def _demonstrated_texts(shown: Demonstration) -> pb.SampleTexts:
-    texts = pb.SampleTexts()
-    for segment in shown.segments:
-        if segment.kind == "turn":
-            texts.observations.extend(
-                [""] * (len(texts.turns) - len(texts.observations))
-            )  # nothing was read in between
-            texts.turns.append(segment.text)
-            continue
-        if segment.kind == "context":
-            texts.contexts.append(len(texts.observations))
-        texts.observations.append(segment.text)
-    return texts
