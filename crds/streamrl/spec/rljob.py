@@ -299,10 +299,12 @@ class RLJobSpec(SpecModel):
         FieldRule(
             "devices of generators must not all be Trainer but with mode Colocated: add a pool that generates while it trains",
             "self.generators.size() == 0 || self.pipeline.mode == 'Colocated' || "
-            "self.generators.exists(g, !has(g.devices) || g.devices == 'Own')",
+            "self.generators.exists(g, (!has(g.devices) || g.devices == 'Own') && "
+            "(!has(self.trainer.reference) || g.name != self.trainer.reference.pool))",
             lambda spec: (
                 spec.pipeline.mode != "Colocated"
-                and len(spec.lent_pools) == len(spec.generators) > 0
+                and spec.generators
+                and all(pool is spec.frozen_pool or pool.devices == "Trainer" for pool in spec.generators)
                 and spec.pipeline.mode
             ),
         ),

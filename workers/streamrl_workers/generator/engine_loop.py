@@ -181,10 +181,10 @@ class EngineLoop:
         await self._apply_cancels()
         if self._puller.ready and (self._version is None or not self._pinned()):
             await self._swap()
+        self._engine.pause(paused=self._paused)
         await self._admit()
         self._tell_drained()
         self._note()
-        self._engine.pause(paused=self._paused)
         if self._paused or not self._leases or self._version is None or self._outbox.full:
             await self._wait(None)
             return

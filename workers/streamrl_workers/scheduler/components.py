@@ -73,7 +73,8 @@ def make_components(
     outbox = Outbox()
     window = Window(batch_groups=settings.batch_groups, staleness=settings.staleness, step=frontier(recovered))
     groups = GroupTable(window, task_name=settings.task_name)
-    fleet = Fleet(first_lease=first_lease, curves=curves, frozen_pool=settings.frozen_pool)
+    lent = frozenset[str]() if settings.waits_are_phases else settings.lent_pools
+    fleet = Fleet(first_lease=first_lease, curves=curves, frozen_pool=settings.frozen_pool, lent_pools=lent)
     if lengths is None:
         lengths = Lengths(LengthHistory(recovered.prompt_lengths), signals=settings.length_signals)
     waiting = WaitingGroups(groups, order=IN_ORDER, lengths=lengths, batch_groups=settings.batch_groups)

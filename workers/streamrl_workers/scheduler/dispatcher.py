@@ -70,7 +70,7 @@ class Dispatcher:
         if not self._lengths.trusted:
             return PlannedBatch(trusted=False)
         groups = self._waiting.batch()
-        serving = [generator for generator in self._fleet if generator.serves]
+        serving = [one for one in self._fleet if one.serves and not one.lent]
         instances = [
             Instance(generator_id=one.generator_id, slots=one.slots, curve=self._fleet.curve(one)) for one in serving
         ]

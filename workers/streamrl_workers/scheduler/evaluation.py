@@ -141,7 +141,7 @@ class Evaluator:
 
     def wants(self, generator: Generator) -> bool:
         """Whether a sample waits that this generator can take."""
-        return bool(self._waiting) and generator.version == self.version
+        return bool(self._waiting) and generator.version == self.version and not generator.lent
 
     def fits(self, generator: Generator) -> bool:
         """Whether the generator's memory has room for the next sample."""

@@ -7,7 +7,7 @@ can be told apart. Owns nothing of groups: what a lost lease means is decided by
 Owns what each generator's samples take of its memory (`kv_memory.py`), and how fast each pool's generators are, as their heartbeats tell (`dispatch/speeds.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from streamrl.latency import LatencyCurve
@@ -56,6 +56,8 @@ class Generator:
     """It has the frozen model: it generates nothing, and no version is for it."""
     cluster: str = ""
     """Another one than the trainer's; empty: the trainer's."""
+    lent: bool = False
+    """It is paused now and then, and others are not: no order and no evaluation rests on it."""
     leases: dict[int, Lease] = field(default_factory=dict)
     told: Version | None = None
     """Version that it was last told to load."""
@@ -113,9 +115,16 @@ class Generator:
 class Fleet:
     """All connected generators, and all leases."""
 
-    def __init__(self, *, first_lease: int, curves: Curves | None = None, frozen_pool: str = "") -> None:
-        """`curves`: what is known of the pools' speed; None: nothing yet. `frozen_pool`: whose generators generate nothing."""
-        self._frozen_pool = frozen_pool
+    def __init__(
+        self,
+        *,
+        first_lease: int,
+        curves: Curves | None = None,
+        frozen_pool: str = "",
+        lent_pools: Collection[str] = (),
+    ) -> None:
+        """`curves`: what is known of the pools' speed; None: nothing yet. `frozen_pool`: whose generators generate nothing. `lent_pools`: some of all."""
+        self._frozen_pool, self._lent_pools = frozen_pool, lent_pools
         self._next_lease = first_lease
         self._curves = Curves() if curves is None else curves
         self._generators: dict[str, Generator] = {}
@@ -174,6 +183,7 @@ class Fleet:
         kv = KvBook(capacity_tokens=capacity, shares_prompts=hello.shares_prompts)
         frozen = hello.pool == self._frozen_pool
         generator = Generator(hello.generator_id, hello.pool, hello.slots, version, now_s, kv, frozen, hello.cluster)
+        generator.lent = hello.pool in self._lent_pools
         self._generators[hello.generator_id] = generator
         self._frozen |= {hello.generator_id} if frozen else set()
         self.settle(generator)

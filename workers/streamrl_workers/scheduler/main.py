@@ -327,6 +327,8 @@ async def _start_pool(run: Run) -> ProcessExit | None:
 
 def _settings(run: Run) -> SchedulerSettings:
     settings = SchedulerSettings.from_job(run.job.spec)
+    if run.environment.job_is_elsewhere:  # in pods, which have devices of their own
+        settings = replace(settings, lent_pools=frozenset())
     held_out = run.pool.held_out_size
     if held_out is None:
         return settings

@@ -154,7 +154,9 @@ class SchedulerSettings:
             in_order=in_order,
             whole_batches=pipeline.mode in _WHOLE_BATCH_MODES,
             waits_are_phases=len(spec.lent_pools) == len(spec.generators) > 0,
-            lent_pools=spec.lent_pools,
+            lent_pools=frozenset(
+                one.name for one in spec.generators if one.name in spec.lent_pools and one.engine.common.pauses
+            ),
             draws_per_step=_draws_per_step(spec.algorithm),
             archived_percent=spec.storage.archive.share_percent,
             max_turns=None if spec.task.mixture else _max_turns(spec.task.tasks[0]),

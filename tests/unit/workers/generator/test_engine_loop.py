@@ -131,6 +131,31 @@ async def test_a_paused_generator_ends_its_step_and_makes_nothing_until_it_goes_
         assert engine.steps == 2
 
 
+class Watchful(SimulatedEngine):
+    """Remembers whether it is paused, and takes nothing then."""
+
+    is_paused = False
+
+    def pause(self, *, paused):
+        self.is_paused = paused
+        super().pause(paused=paused)
+
+    def add(self, requests):
+        assert not self.is_paused
+        return super().add(requests)
+
+
+async def test_an_engine_goes_on_before_it_is_given_what_came_in_the_pause():
+    async with running(Watchful) as (loop, outbox, _):
+        loop.pause(paused=True)
+        loop.announce(announced(0))
+        await heard(outbox)
+        assert loop._engine.is_paused
+        loop.issue([request(7)])
+        loop.pause(paused=False)
+        assert await ended(outbox) == {7: 0}
+
+
 async def ended(outbox: GeneratorOutbox) -> dict[int, int]:
     """Lease -> version, of what has ended next."""
     items = [item for event in await heard(outbox) for item in event.progress.items]

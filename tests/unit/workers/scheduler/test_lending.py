@@ -4,6 +4,7 @@ import pytest
 
 from streamrl_workers.scheduler.lending import TAKE_OVER_S
 from support.core_events import Always, end_samples, read_inbox
+from support.core_peers import is_evaluation
 from support.core_world import World, settings
 
 OWN, LENT = "own", "lent"
@@ -93,6 +94,7 @@ def test_a_lent_generator_that_dies_while_it_is_paused_leaves_its_samples_to_oth
     ("demands", "own_slots", "pause_s", "moves"),
     [
         ({}, 12, TAKE_OVER_S, True),
+        ({"told": False}, 12, TAKE_OVER_S, True),  # without a token they begin there
         ({}, 12, TAKE_OVER_S / 2, False),  # not all of its tokens may have been told
         ({}, 3, TAKE_OVER_S, False),  # no slot is free
         ({"in_order": True, "partial_rollouts": False}, 12, TAKE_OVER_S, False),
@@ -102,14 +104,24 @@ def test_a_lent_generator_that_dies_while_it_is_paused_leaves_its_samples_to_oth
 def test_behind_a_long_pause_its_samples_go_to_free_slots(
     *, demands: dict[str, bool], own_slots: int, pause_s: float, moves: bool
 ) -> None:
-    run = world(slots=(own_slots, 2), batch_groups=4, **demands)
+    told = demands.get("told", True)
+    run = world(slots=(own_slots, 2), batch_groups=4, **{key: value for key, value in demands.items() if key != "told"})
     held = holds(run, LENT)
     assert held == 2
-    for lease in list(run.generators[LENT].active):
-        run.make_token(run.generators[LENT], lease, finish="")
+    if told:
+        for lease in list(run.generators[LENT].active):
+            run.make_token(run.generators[LENT], lease, finish="")
     run.trainer.connected = False
     run.do(run.core.trainer_left())
     run.now_s += pause_s
     run.do(run.core.tick(run.now_s))
     assert (run.core.view().moved_samples, holds(run, LENT)) == ((2, 0) if moves else (0, held))
+    run.run_out()
+
+
+def test_held_out_answers_are_left_to_those_that_are_never_paused() -> None:
+    run = world(slots=(1, 4), evaluation_prompts=3)
+    read_inbox(run, OWN)
+    assert not any(is_evaluation(request) for request in run.generators[LENT].active.values())
+    assert any(is_evaluation(request) for request in run.generators[OWN].active.values())
     run.run_out()

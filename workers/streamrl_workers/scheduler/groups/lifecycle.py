@@ -135,16 +135,15 @@ class SampleLifecycle:
         return len(request.prompt) + len(request.prefix_tokens)
 
     def may_move(self, lease: Lease, *, to: Generator) -> bool:
-        """Whether this running sample may go on with that generator's weights."""
+        """Whether this running sample may go on with that generator's weights; one without a token begins there, under no older ones."""
         group, window = self._groups[lease.group_id], self._groups.window
         spans = group.samples[lease.sample_index].spans
-        if not spans or to.step is None:
-            return False  # without a token it would begin anew
-        stays = to.version == (spans[-1][2], spans[-1][1]) and not to.is_loading
-        if not (stays or self._settings.partial_rollouts):
+        if to.step is None or to.step > window.step:
             return False
-        assert group.start_version is not None
-        return to.step <= window.step and window.may_go_on(group.start_version, at=to.step)
+        stays = not spans or (to.version == (spans[-1][2], spans[-1][1]) and not to.is_loading)
+        if not (stays or self._settings.partial_rollouts) or (not spans and to.step < lease.version_step):
+            return False
+        return group.start_version is None or window.may_go_on(group.start_version, at=to.step)
 
     def move(self, lease: Lease, *, to: Generator) -> Lease:
         """A running sample goes on at another generator, from its tokens so far; its new lease.
@@ -153,12 +152,13 @@ class SampleLifecycle:
         """
         group = self._groups[lease.group_id]
         sample = group.samples[lease.sample_index]
-        assert sample.spans, "a sample without a token would begin anew, perhaps under another version"
         self._outbox.cancel(lease.generator_id, lease.number)
         self._fleet.end(lease.number)
         sample.follow(SampleEvent.LOSE)
         self.moved += 1
         moved, _ = self._send(group, sample, to, moves=lease.moves + 1)
+        if not sample.spans:
+            self._groups.set_min_version(group, sample, to=moved.version_step)
         return moved
 
     def _send(
