@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.generator.engines.base import Delta
 from streamrl_workers.generator.engines.hf.engine import HfEngine
@@ -180,5 +181,19 @@ def test_a_machine_where_places_matter_is_refused(
         return (hidden,)
 
     head.register_forward_pre_hook(by_place)
-    with pytest.raises(ValueError, match="batchInvariant is not kept on this machine"):
+    with pytest.raises(ValueError, match="batchInvariant cannot be kept on this machine"):
         engine.load_weights(version=1, tensors=Parameters(make("qwen2", seed=3)).snapshot())
+
+
+def test_a_mixture_of_experts_is_refused(endless: PreTrainedTokenizerFast) -> None:
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 16}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts))
+    with pytest.raises(UserError, match="cannot be kept for a mixture of experts, which Qwen3MoeForCausalLM is"):
+        HfEngine(model=model, tokenizer=endless, slots=2, batch_invariant=True)

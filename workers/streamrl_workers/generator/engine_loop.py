@@ -250,6 +250,8 @@ class EngineLoop:
             return self._engine.load_weights(version=pulled.version.step, tensors=pulled.tensors), ""
         except ValueError as error:
             if self._engine.version is None:
+                if isinstance(error, UserError):
+                    raise
                 raise UserError(
                     field="spec.generators[].engine",
                     rule=f"cannot run the weights of spec.model: {error}",

@@ -117,7 +117,7 @@ class GeneratorOutbox:
             gain.observation_tokens = delta.observation_tokens
         count = len(delta.tokens)
         gain.logprobs.extend(delta.logprobs)
-        self.tokens += len(delta.logprobs)  # a frozen model has these alone
+        self.tokens += count
         if not count:
             return
         gain.tokens.extend(delta.tokens)

@@ -37,8 +37,9 @@ def folder(tmp_path: Path) -> Path:
     return tiny_folder(tmp_path / "model", seed=REFERENCE_SEED)
 
 
-def engine_of(folder: Path, *, slots: int = 64, pass_tokens: int = 4096) -> Engine:
-    options = EngineOptions(spec=HfEngineSpec(slots=slots), model_path=str(folder), threads=1)
+def engine_of(folder: Path, *, slots: int = 64, pass_tokens: int = 4096, batch_invariant: bool = False) -> Engine:
+    spec = HfEngineSpec(slots=slots, batch_invariant=batch_invariant)
+    options = EngineOptions(spec=spec, model_path=str(folder), threads=1)
     return create_frozen(options, pass_tokens=pass_tokens)
 
 
@@ -82,6 +83,13 @@ def test_log_probs_are_those_of_the_trainer(folder: Path, slots: int, pass_token
     for lease, sample in enumerate(SAMPLES):
         assert (found[lease].finish_reason, found[lease].tokens) == ("stop", ())
         assert sum(number != 0.0 for number in found[lease].logprobs) == trained_tokens(sample)
+
+
+def test_a_batch_invariant_pool_says_of_each_sample_what_it_says_of_it_alone(folder: Path) -> None:
+    together = answers(engine_of(folder, batch_invariant=True), SAMPLES)
+    for lease, sample in enumerate(SAMPLES):
+        (alone,) = answers(engine_of(folder, batch_invariant=True), [sample]).values()
+        assert alone.logprobs == together[lease].logprobs
 
 
 @pytest.mark.parametrize("correction", [None, {"m2po": {"threshold": 2.0}}])

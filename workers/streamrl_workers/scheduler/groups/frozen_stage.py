@@ -46,12 +46,15 @@ class FrozenStage:
         sample.is_measured, sample.issues = False, 0
         self._waiting.append((group, sample))
 
+    def forget(self, group: Group) -> None:
+        """The group will not be trained."""
+        self._waiting = deque(one for one in self._waiting if one[0] is not group)
+
     def fill(self) -> None:
         """Give free slots what waits."""
         while self._waiting and self._fleet.free_frozen:
             group, sample = self._waiting.popleft()
-            if self._groups.get(group.group_id) is group:
-                self._issue(group, sample, min(self._fleet.free_frozen.values(), key=_taken))
+            self._issue(group, sample, min(self._fleet.free_frozen.values(), key=_taken))
 
     def progress(self, lease: Lease, item: pb.Progress) -> None:
         """The log-probs of one sample, or why there are none."""

@@ -337,6 +337,8 @@ class SampleLifecycle:
                 if lease is not None:
                     self._outbox.cancel(lease.generator_id, lease.number)
         self._waiting.discard(group)
+        if self._stage is not None:
+            self._stage.forget(group)
         self.lengths.forget(group.group_id, key=group.prompt_key)
         texts = self._texts(group)
         kept = [_trajectory(group, sample).SerializeToString(deterministic=True) for sample in group.samples if texts]

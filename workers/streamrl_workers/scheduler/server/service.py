@@ -220,7 +220,7 @@ class _Generator(PeerHandler):
     def __init__(self, service: SchedulerService, hello: pb.GeneratorHello) -> None:
         limit_bytes = service.door.waiting_bytes(slots=hello.slots)
         link = PeerLink(f"generator {hello.generator_id}", limit_bytes=limit_bytes)
-        step = hello.version.step if hello.HasField("version") else None
+        step = hello.version.step if hello.version.attempt else None  # a frozen model is of no attempt
         entry = GeneratorEntry(link=link, hello=hello, version_step=step, beats=service.beats())
         super().__init__(service.connections, entry)
         self._service = service

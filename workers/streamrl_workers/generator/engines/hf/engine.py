@@ -24,7 +24,7 @@ from streamrl.spec.base import parse_bytes
 from streamrl.spec.generators import HfEngineSpec as HfSpec
 from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
 from streamrl_workers.generator.engines.hf.batch_state import BatchState, draw_tokens
-from streamrl_workers.generator.engines.hf.invariant import InvariantRunner
+from streamrl_workers.generator.engines.hf.invariant import InvariantRunner, check_rows_apart
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
 from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_supported
 from streamrl_workers.generator.engines.requests import ActiveSequence, Requests, end_ids, limit_tokens
@@ -54,6 +54,8 @@ class HfEngine:
         `batch_invariant`: tokens and log-probs are the same bits in every batch (`invariant.py`).
         """
         check_supported(model)
+        if batch_invariant:
+            check_rows_apart(model)
         self.slots = slots
         self.version: int | None = None
         limit = limit_tokens(model.config)

@@ -153,6 +153,7 @@ def create(options: EngineOptions, *, pass_tokens: int) -> FrozenEngine:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     model = load_model(options.model_path).to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type] # transformers'
+    pass_tokens = 1 if options.spec.batch_invariant else pass_tokens  # each sequence alone
     return FrozenEngine(model, slots=options.spec.slots, pass_tokens=pass_tokens, precision=options.precision)
 
 

@@ -17,6 +17,8 @@ What is left is a row's place in its block and the values beside it. A product s
 and rows do not mix. But the rest of an elementwise function that fills no vector is computed by other instructions, and with several
 threads that rest may be of any row. So places are tried with the first weights; where they matter, the engine refuses.
 
+Experts take as many rows as are routed to them, so models with experts are refused.
+
 Does not own the order of rows, nor which tokens are fed again (`Prefill`, `BatchState`).
 """
 
@@ -25,12 +27,25 @@ from typing import Any
 
 import torch
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
+from streamrl.errors import UserError
 from streamrl_workers.generator.engines.hf.kv_cache import SlotCache, class_width, length_buckets
 from streamrl_workers.generator.engines.hf.runner import PROBE_TOKENS, Runner, probe_tokens
 
 BLOCK_ROWS = 16
 """More waste less on weights that are read once for all rows; fewer waste less on rows that are repeated."""
+
+
+def check_rows_apart(model: PreTrainedModel) -> None:
+    """Raise `UserError` for a model whose products have as many rows as others are routed to an expert."""
+    settings = model.config.get_text_config(decoder=True).to_dict()
+    if any("expert" in name and value for name, value in settings.items()):
+        raise UserError(
+            field="engine.hf.batchInvariant",
+            rule=f"cannot be kept for a mixture of experts, which {type(model).__name__} is: rows share an expert's product",
+            fix="leave it out and set slots to 1",
+        )
 
 
 class BlockCache(SlotCache):
@@ -98,7 +113,8 @@ class InvariantRunner(Runner):
             behind[place] = place
             mixed = self._step(others, positions=behind, rows=rows, width=class_width(1))
             if not (torch.equal(alike, alike[:1].expand_as(alike)) and torch.equal(alike[place], mixed[place])):
-                raise ValueError(
-                    "batchInvariant is not kept on this machine: the last digits of a row follow from its place in the batch; "
-                    "take 1 or 2 cores, or slots 1 without batchInvariant"
+                raise UserError(
+                    field="engine.hf.batchInvariant",
+                    rule="cannot be kept on this machine: the last digits of a row follow from its place in the batch",
+                    fix="leave it out and set slots to 1, or run with fewer threads",
                 )
