@@ -181,7 +181,7 @@ def test_a_machine_where_places_matter_is_refused(
         return (hidden,)
 
     head.register_forward_pre_hook(by_place)
-    with pytest.raises(ValueError, match="batchInvariant cannot be kept on this machine"):
+    with pytest.raises(ValueError, match="batchInvariant: cannot be kept on this machine"):
         engine.load_weights(version=1, tensors=Parameters(make("qwen2", seed=3)).snapshot())
 
 

@@ -171,7 +171,8 @@ class Rebalancer:
         lease = self._fleet.lease(number)
         if lease is None or lease.moves >= self._options.max_moves:
             return False
-        return self._lifecycle.may_move(lease, to=target)
+        has_begun = bool(self._groups[lease.group_id].samples[lease.sample_index].spans)
+        return has_begun and self._lifecycle.may_move(lease, to=target)
 
     def _carry_out(self, move: Move) -> None:
         target = self._fleet.get(move.target)

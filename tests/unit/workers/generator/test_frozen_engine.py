@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def engine_of(folder: Path, *, slots: int = 64, pass_tokens: int = 4096, batch_invariant: bool = False) -> Engine:
-    spec = HfEngineSpec(slots=slots, batch_invariant=batch_invariant)
+    spec = HfEngineSpec.model_validate({"slots": slots, "batchInvariant": batch_invariant})
     options = EngineOptions(spec=spec, model_path=str(folder), threads=1)
     return create_frozen(options, pass_tokens=pass_tokens)
 

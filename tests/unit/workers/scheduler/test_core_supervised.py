@@ -7,7 +7,6 @@ import pytest
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.components import make_components
 from streamrl_workers.scheduler.evaluation import PATIENCE_LEASES, Announcer
-from streamrl_workers.scheduler.groups import held_out
 from streamrl_workers.scheduler.records import Recovered
 from support.core_events import joined
 from support.core_world import World, settings
@@ -60,7 +59,7 @@ def test_over_every_connection_the_welcome_is_at_once_and_the_rows_follow(taken:
 
 
 def test_rows_that_are_too_many_bytes_end_the_run_with_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_out, "MOST_BYTES", 10)
+    monkeypatch.setattr("streamrl_workers.scheduler.groups.supervised.MOST_BYTES", 10)
     run = supervised(evaluation_prompts=2)
     deliver(run, "held_out")
     assert run.failed.startswith("spec.task.evaluation.maxPrompts: the held-out rows must have at most 10 bytes")
