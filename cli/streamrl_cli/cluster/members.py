@@ -95,30 +95,38 @@ def add_member_contexts(parser: argparse.ArgumentParser) -> None:
 async def members_of(job: Object, args: argparse.Namespace) -> AsyncIterator[dict[str, ApiClient]]:
     """Cluster -> the job's namespace there, of the members whose contexts are given."""
     entries = {one["name"]: one["namespace"] for one in job.get("status", {}).get("clusters", ())}
-    found: dict[str, ApiClient] = {}
-    async with AsyncExitStack() as stack:
-        for given in args.member_context:
-            name, _, context = given.rpartition("=")
-            if not name and len(entries) == 1:
-                (name,) = entries
-            if name not in entries:
-                known = f"must name a member cluster that the job is in ({', '.join(entries) or 'it is in none'})"
-                raise UserError(field="--member-context", rule=known, got=given, fix="write CLUSTER=CONTEXT")
-            there = copy.copy(args)
-            there.context, there.namespace = context, entries[name]
-            found[name] = await stack.enter_async_context(connect(there))
-        yield found
+    contexts: dict[str, str] = {}
+    for given in args.member_context:
+        name, _, context = given.rpartition("=")
+        if not name and len(entries) == 1:
+            (name,) = entries
+        if name not in entries:
+            known = f"must name a member cluster that the job is in ({', '.join(entries) or 'it is in none'})"
+            raise UserError(field="--member-context", rule=known, got=given, fix="write CLUSTER=CONTEXT")
+        contexts[name] = context
+    async with _connected(contexts, args) as members:
+        yield {name: member.within(entries[name]) for name, member in members.items()}
 
 
 @asynccontextmanager
 async def members_by_name(args: argparse.Namespace) -> AsyncIterator[dict[str, ApiClient]]:
     """Cluster -> the member, of those whose contexts are given with their names: for commands about many jobs."""
+    contexts: dict[str, str] = {}
+    for given in args.member_context:
+        name, _, context = given.rpartition("=")
+        if not name:
+            rule = "needs the name of the cluster"
+            raise UserError(field="--member-context", rule=rule, got=given, fix="write CLUSTER=CONTEXT")
+        contexts[name] = context
+    async with _connected(contexts, args) as members:
+        yield members
+
+
+@asynccontextmanager
+async def _connected(contexts: Mapping[str, str], args: argparse.Namespace) -> AsyncIterator[dict[str, ApiClient]]:
     found: dict[str, ApiClient] = {}
     async with AsyncExitStack() as stack:
-        for given in args.member_context:
-            name, _, context = given.rpartition("=")
-            if not name:
-                raise UserError(field="--member-context", rule="needs the name of the cluster", got=given, fix="write CLUSTER=CONTEXT")  # fmt: skip
+        for name, context in contexts.items():
             there = copy.copy(args)
             there.context, there.namespace = context, None
             found[name] = await stack.enter_async_context(connect(there))

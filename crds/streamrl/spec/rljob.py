@@ -66,23 +66,35 @@ class Tracing(SpecModel):
         return int(port) if port else 443 if scheme == "https:" else 80
 
 
-def _logical_rule(rule: str, cel: str, broken: Callable[["RLJobSpec"], object]) -> FieldRule:
-    """Of a job whose weights are to follow from the job alone."""
-    return FieldRule(
-        f"pipeline.delivery Logical {rule}",
-        f"self.pipeline.delivery != 'Logical' || ({cel})",
-        lambda spec: spec.pipeline.delivery == "Logical" and broken(spec),
+_Broken = Callable[["RLJobSpec"], object]
+"""What is wrong, or False."""
+
+
+def _rules_of(subject: str, *, others: str, applies: _Broken) -> Callable[[str, str, _Broken], FieldRule]:
+    """Makes rules of the jobs that it applies to; `others`: CEL that is true of all others."""
+    return lambda rule, cel, broken: FieldRule(
+        f"{subject} {rule}", f"{others} || ({cel})", lambda spec: applies(spec) and broken(spec)
     )
 
 
-def _supervised_rule(rule: str, cel: str, broken: Callable[["RLJobSpec"], object]) -> FieldRule:
-    """Of a job whose samples are the data set's own answers."""
-    return FieldRule(
-        f"algorithm.supervised {rule}",
-        f"!has(self.algorithm.supervised) || ({cel})",
-        lambda spec: spec.algorithm.supervised is not None and broken(spec),
-    )
-
+_logical_rule = _rules_of(
+    "pipeline.delivery Logical",
+    others="self.pipeline.delivery != 'Logical'",
+    applies=lambda spec: spec.pipeline.delivery == "Logical",
+)
+"""Of a job whose weights are to follow from the job alone."""
+_supervised_rule = _rules_of(
+    "algorithm.supervised",
+    others="!has(self.algorithm.supervised)",
+    applies=lambda spec: spec.algorithm.supervised is not None,
+)
+"""Of a job whose samples are the data set's own answers."""
+_reference_rule = _rules_of(
+    "trainer.reference",
+    others="!has(self.trainer.reference)",
+    applies=lambda spec: spec.trainer.reference is not None,
+)
+"""Of a job with a pool for the frozen model."""
 
 SUPERVISED_RULES = (
     _supervised_rule(
@@ -143,15 +155,6 @@ SUPERVISED_RULES = (
     ),
 )
 """What goes with `algorithm.supervised`, and what has no meaning without generators."""
-
-
-def _reference_rule(rule: str, cel: str, broken: Callable[["RLJobSpec"], object]) -> FieldRule:
-    """Of a job with a pool for the frozen model."""
-    return FieldRule(
-        f"trainer.reference {rule}",
-        f"!has(self.trainer.reference) || ({cel})",
-        lambda spec: spec.trainer.reference is not None and broken(spec),
-    )
 
 
 REFERENCE_RULES = (
