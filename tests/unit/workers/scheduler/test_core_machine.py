@@ -396,10 +396,8 @@ def test_samples_that_move_at_every_chance(staleness, demands, monkeypatch):
     often = {"rebalance": Rebalance.model_validate({"maxMoves": 5}), "evaluation_prompts": 0}
     fixed = {"staleness": staleness, "demands": {**demands, **often}, "least_slots": 12}  # something is free
     kind = type("Moving", (CoreMachine,), fixed)
-    for number in range(MOST_ROUNDS):
-        run_state_machine_as_test(
-            seed(number)(kind), settings=EXAMPLES
-        )  # CI's profile would draw the same in every round
+    for number in range(MOST_ROUNDS):  # numbered: CI's profile would draw the same in every round
+        run_state_machine_as_test(seed(number)(kind), settings=EXAMPLES)
         if sum(moved):
             return
     raise AssertionError("nothing has moved: these examples say nothing")
