@@ -115,6 +115,18 @@ def test_a_good_first_turn_is_preferred_though_the_log_makes_little_of_it() -> N
     assert learnt[1] > 4
 
 
+def test_a_turn_without_tokens_is_none() -> None:
+    (log,) = steps_of(1)
+    spec = job(**critic())
+    expected = train_steps(tiny_engine(spec), [log])
+    for group in log:
+        (one,) = group.samples
+        segments = [pb.Segment(tokens=0), *one.segments, pb.Segment(tokens=0)]
+        one.ClearField("segments")
+        one.segments.extend(segments)
+    assert train_steps(tiny_engine(spec), [log]) == expected
+
+
 def test_a_resumed_run_goes_on_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
     steps, spec = steps_of(4), job(**critic(warmUpSteps=1, epochs=1, miniBatches=2))
     whole, killed, resumed = (tiny_engine(spec) for _ in range(3))
