@@ -89,7 +89,7 @@ def test_only_rows_with_the_reward_are_trained_and_the_next_run_begins_with_the_
 
 def write_turns(folder: Path) -> None:
     """Ten prompts with four answers each of two turns, of which the second is behind a new prompt; answer n earned n."""
-    segments = [{"tokens": 2}, {"tokens": 2, "observation": True, "context": True}, {"tokens": 1}]
+    segments = [{"tokens": 2, "reward": 0.5}, {"tokens": 2, "observation": True, "context": True}, {"tokens": 1}]
     rows = [
         {
             "prompt": f"{prompt}+",
@@ -116,6 +116,23 @@ def test_samples_of_several_turns_are_learnt_from_as_they_were_logged_each_by_it
     assert all(len(one.written.turns) == 2 and one.written.contexts == [0] for one in found)
     logged = {(one.prompt, tuple(one.document()["tokens"])) for one in found}
     assert logged <= {(f"{prompt}+", (4 + answer, 5, 6, 7, 4 + answer)) for prompt in range(10) for answer in (2, 3)}
+
+
+def test_kills_change_no_weight_that_a_critic_has_taught(tmp_path: Path) -> None:
+    hashes = []
+    for name, kills in {"undisturbed": 0, "killed": 3}.items():
+        (base := tmp_path / name).mkdir()
+        write_turns(base)
+        weights = {"critic": {"learningRate": 0.01, "warmUpSteps": 1, "miniBatches": 2}}
+        job = supervised_job(answers="Tokens", rewardField="reward", weights=weights)
+        job["spec"]["pipeline"]["steps"] = 6
+        run = run_of(job, base, steps=6, kills=kills)
+        history = read_history(run.folder)
+        hashes.append([history.hash_of(version) for version in range(7)])
+        turns = [segment.reward for segment in of_group(run.folder, group_id=0).samples[0].sample.segments]
+        assert turns == [0.5, 0.0, 0.0]
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes[0])) == 6, "the first step teaches the critic alone, the others move the weights"
 
 
 BAD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {

@@ -48,7 +48,7 @@ def conversations(trajectory: pb.Sample) -> list[tuple[list[int], list[pb.Segmen
     return found
 
 
-def look(trajectory: pb.Sample, models: dict[str, torch.nn.Module]) -> Seen:
+def look(trajectory: pb.Sample, models: dict[str, torch.nn.Module], *, temperature: float = TEMPERATURE) -> Seen:
     seen = Seen(
         group=trajectory.group_id,
         reward=trajectory.reward,
@@ -65,21 +65,21 @@ def look(trajectory: pb.Sample, models: dict[str, torch.nn.Module]) -> Seen:
     )
     for prompt, segments, begin in conversations(trajectory):
         first = len(seen.policy)
-        listen(seen, prompt, segments, trajectory, begin, models)
+        listen(seen, prompt, segments, trajectory, begin, models, temperature)
         seen.contexts.append((first, len(seen.policy)))
     return seen
 
 
 def listen(
-    seen: Seen, prompt: list[int], segments: list[pb.Segment], trajectory: pb.Sample, begin: int, models
+    seen: Seen, prompt: list[int], segments: list[pb.Segment], trajectory: pb.Sample, begin: int, models, temperature
 ) -> None:
     """Add a conversation, as the models see it when there is nothing else."""
     tokens = list(unpack_int32(trajectory.tokens))[begin : begin + sum(segment.tokens for segment in segments)]
     behaviour = unpack_float32(trajectory.logprobs)[begin:]
     inputs = torch.tensor([prompt + tokens])
-    policy = torch.log_softmax(models["policy"](input_ids=inputs).logits[0] / TEMPERATURE, -1)
+    policy = torch.log_softmax(models["policy"](input_ids=inputs).logits[0] / temperature, -1)
     with torch.no_grad():
-        reference = torch.log_softmax(models["reference"](input_ids=inputs).logits[0] / TEMPERATURE, -1)
+        reference = torch.log_softmax(models["reference"](input_ids=inputs).logits[0] / temperature, -1)
     critic = models["critic"]
     values = critic.head(critic.body(input_ids=inputs).last_hidden_state)[0]
     copied = None
@@ -126,6 +126,11 @@ class Case:
         if self.correction == "maskedImportance":
             return {**level, "low": self.least, "high": self.cap}
         return {**level, "cap": self.cap}
+
+    @property
+    def temperature(self) -> float:
+        """At which log-probs are."""
+        return 1.0 if self.rule == "supervised" else TEMPERATURE
 
     @property
     def kl(self) -> dict[str, Any] | None:
@@ -307,12 +312,43 @@ def hierarchical(case: Case, seen: list[Seen]) -> tuple[torch.Tensor, torch.Tens
     return actor / len(episodes), errors / terms
 
 
+def implicit(case: Case, seen: list[Seen]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The policy's and the critic's loss of IQL, utterance by utterance."""
+    said = {"discount": 0.9, "expectile": 0.7, "beta": 0.5, "most": 20.0} | case.algorithm["weights"]["critic"]
+    policy = errors = torch.zeros((), dtype=torch.float64)
+    utterances = tokens = 0
+    weights = set()
+    for s in seen:
+        first, paid = 0, 0.0
+        for last in sorted(s.ends):
+            done = last == len(s.policy) - 1
+            earned = s.reward - paid if done else s.ends[last]
+            paid += earned
+            for head in (0, 1):
+                ahead = 0.0 if done else s.copied[last + 1][0][head]
+                errors = errors + (s.utterances[last][head] - earned - said["discount"] * ahead) ** 2 / 2
+                better = s.copied[last][1][head] - s.states[first][head]
+                errors = errors + (said["expectile"] if better > 0 else 1 - said["expectile"]) * better**2
+            advantage = min(s.utterances[last].tolist()) - min(s.states[first].tolist())
+            weight = min(math.exp(advantage / said["beta"]), said["most"])
+            weights.add(weight)
+            for token in range(first, last + 1):
+                policy = policy - weight * s.policy[token]
+                tokens += 1
+            utterances += 1
+            first = last + 1
+    assert len(weights - {said["most"]}) > 1
+    return policy / tokens, errors / (4 * utterances)
+
+
 def expected_batch_losses(case: Case, seen: list[Seen]) -> tuple[torch.Tensor, torch.Tensor]:
     """Policy and value loss of a single update over the whole batch."""
     if case.rule == "trajectoryBalance":
         return balance(seen, case.algorithm["beta"]), torch.zeros(())
     if case.rule == "archer":
         return hierarchical(case, seen)
+    if case.rule == "supervised":
+        return implicit(case, seen)
     discount, lam = case.algorithm.get("discount", 1.0), case.algorithm.get("gaeLambda", 1.0)
     raw: list[float] = []
     targets: list[float] = []

@@ -187,13 +187,6 @@ class AdvantageWeights(SpecModel):
     most: float = Field(default=20.0, ge=1, le=1e6, description="Largest weight.")
 
 
-class AnswerWeights(OneOf):
-    """How much an answer of the log counts, by what the answers to its prompt earned."""
-
-    dual_generator: DualGenerator | None = Field(default=None, description="The better part of each prompt's answers.")
-    advantage: AdvantageWeights | None = Field(default=None, description="All answers, the better ones more.")
-
-
 class UtteranceCritic(SpecModel):
     """Two values of each state and two of each utterance, on the initial model's body; and a copy of them that follows slowly."""
 
@@ -207,6 +200,33 @@ class UtteranceCritic(SpecModel):
 
     value_clip: ClassVar[float] = math.inf
     """There is none."""
+
+
+class CriticWeights(AdvantageWeights, UtteranceCritic):
+    """Weight exp((Q - V) / beta) of each turn, bounded, by a critic of turns that learns from the log alone (IQL, arXiv 2110.06169)."""
+
+    expectile: float = Field(
+        default=0.7,
+        gt=0,
+        lt=1,
+        description="V is this expectile of Q over the log's turns. 0.5: their mean; towards 1: the best of them.",
+    )
+    discount: float = Field(default=0.9, gt=0, le=1, description="Discount of a reward for each turn before it.")
+    epochs: int = Field(default=4, ge=1, le=64, description="Passes of the critic over a step's rows.")
+    mini_batches: int = Field(default=4, ge=1, le=1024, description="Updates of the critic a pass.")
+
+    reference_kl: ClassVar[None] = None
+    """There is none."""
+
+
+class AnswerWeights(OneOf):
+    """How much an answer of the log counts."""
+
+    dual_generator: DualGenerator | None = Field(default=None, description="The better part of each prompt's answers.")
+    advantage: AdvantageWeights | None = Field(default=None, description="All answers, the better ones more.")
+    critic: CriticWeights | None = Field(
+        default=None, description="Each turn by what follows it, for logs of several turns; trains a second model."
+    )
 
 
 class EpisodeReplay(SpecModel):
@@ -261,8 +281,13 @@ class SupervisedSpec(SpecModel):
         default=None, ge=-1e9, le=1e9, description="Rows that earned less are left out; absent = all are trained."
     )
     weights: AnswerWeights | None = Field(
-        default=None, description="Weights among the rows of a prompt; absent = all count alike."
+        default=None, description="Weights of rows, or of their turns; absent = all count alike."
     )
+
+    @property
+    def critic(self) -> CriticWeights | None:
+        """None: weights, if any, follow from the rewards of rows."""
+        return None if self.weights is None else self.weights.critic
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
@@ -438,6 +463,11 @@ class AlgorithmSpec(OneOf):
     def teacher(self) -> FrozenModel | None:
         """The model that is imitated; None: there is none."""
         return None if self.distillation is None else self.distillation.teacher
+
+    @property
+    def critic(self) -> Critic | UtteranceCritic | None:
+        """Constants of the second model that is trained; None: there is none."""
+        return getattr(self.value, "critic", None)
 
     @property
     def other_correction(self) -> str:

@@ -21,6 +21,7 @@ from streamrl.memory import (
     version_bytes,
 )
 from streamrl.spec import RLJob, parse_bytes
+from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.generators import GeneratorPool
 from streamrl.spec.model import Model, ScratchModel
 from streamrl.spec.training import Trainer
@@ -239,8 +240,8 @@ def _rank_memory(job: RLJob, sizes: ModelSizes) -> RankMemory:
         trainer=trainer,
         task=job.spec.task,
         frozen_parameters=sizes.parameters if beside else 0,
-        critic=algorithm.ppo is not None or algorithm.archer is not None,
-        target=algorithm.archer is not None,
+        critic=algorithm.critic is not None,
+        target=isinstance(algorithm.critic, UtteranceCritic),
     )
 
 

@@ -318,7 +318,7 @@ def _choose_rows(source: QuestionSource, supervised: SupervisedSpec, *, rewards:
         if not (source.train_size and source.held_out_size):
             rule = f"leaves {source.train_size} rows to train on and {source.held_out_size} held out: both need one"
             raise UserError(field=field, rule=rule, got=least, fix="lower it")
-    if supervised.weights is not None:
+    if supervised.weights is not None and supervised.critic is None:
         rewards.compare(source.questions())
         source.keep(lambda question: rewards.weight(question) > 0)
 

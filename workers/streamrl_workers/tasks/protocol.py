@@ -184,15 +184,16 @@ def _is_shown(parts: Any) -> bool:  # noqa: ANN401 - JSON
                     row and all(type(token) is int and 0 <= token < 2**31 for token in row) for row in (prompt, tokens)
                 )
                 and all(_is_segment(segment) for segment in segments)
-                and sum(count for _, count, _ in segments) == len(tokens)
+                and sum(segment[1] for segment in segments) == len(tokens)
             )
     return False
 
 
 def _is_segment(parts: Any) -> bool:  # noqa: ANN401 - JSON
     match parts:
-        case [str(text), int(count), str(kind)]:
-            return _is_text(text) and count >= 0 and kind in _SEGMENT_KINDS
+        case [str(text), int(count), str(kind), reward]:
+            known = kind in _SEGMENT_KINDS and (reward is None or is_finite(reward))
+            return _is_text(text) and count >= 0 and known
     return False
 
 

@@ -33,6 +33,7 @@ class ShownSegment(NamedTuple):
     text: str
     tokens: int
     kind: SegmentKind
+    reward: float | None = None  # the log's for this turn, a part of the row's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

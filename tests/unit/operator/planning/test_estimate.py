@@ -11,6 +11,7 @@ from streamrl.spec import parse_job
 from streamrl_operator.planning.estimate import estimate, find_config, of_config
 from support.jobs import simulated_job
 from support.planned import full_document, full_job
+from support.supervised_jobs import supervised_job
 
 QWEN3_8B = {
     "hidden_size": 4096,
@@ -119,6 +120,14 @@ def test_critic_and_reference_need_their_own() -> None:
     plain, reference, critic = (rank_bytes(algorithm=kind, processesPerNode=1) for kind in kinds)
     assert reference - plain == pytest.approx(4 * 8.19e9, rel=0.01)
     assert critic - plain == pytest.approx(16 * 8.19e9, rel=0.01)
+
+
+def test_a_critic_of_logs_has_a_copy() -> None:
+    kinds: list[dict[str, Any]] = [{}, {"weights": {"advantage": {}}}, {"weights": {"critic": {}}}]
+    jobs = [parse_job(supervised_job(rewardField="reward", **kind)) for kind in kinds]
+    plain, weighed, critic = (estimate(job, config=QWEN3_8B).bytes_per_rank or 0 for job in jobs)
+    assert plain == weighed
+    assert critic - plain == pytest.approx(20 * 8.19e9, rel=0.01)
 
 
 def test_a_device_holds_all_but_the_process_and_what_is_published() -> None:

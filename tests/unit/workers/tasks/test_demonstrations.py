@@ -134,6 +134,13 @@ def test_weights_leave_out_what_weighs_nothing_and_compare_what_is_left(base: Pa
     }
 
 
+def test_with_a_critic_all_rows_are_trained_and_their_weights_are_the_trainers(base: Path) -> None:
+    rows = opened(base, rewardField="reward", weights={"critic": {}})
+    found = [shown(rows, index) for index in range(36)]
+    assert {one.weight for one in found} == {1.0}
+    assert {one.reward for one in found} == {0.0, 1.0}
+
+
 TOKENS = {"answers": "Tokens"}
 LOGGED = {"prompt_tokens": [3, 4, 5], "tokens": [6, 7, 8, 9, 10, 11], "finish_reason": "length"}
 SEGMENTS = [
@@ -141,7 +148,7 @@ SEGMENTS = [
     {"tokens": 1, "observation": True, "context": False, "reward": None},
     {"tokens": 1, "observation": False},
     {"tokens": 1, "observation": True, "context": True},
-    {"tokens": 1},
+    {"tokens": 1, "reward": -1},
 ]
 
 
@@ -177,6 +184,7 @@ def test_a_log_of_several_turns_is_learnt_from_as_it_is(dataset: dict[str, Any],
     assert list(unpack_int32(found.tokens)) == LOGGED["tokens"]
     kinds = [(segment.tokens, segment.kind) for segment in found.segments]
     assert kinds == [(2, "turn"), (1, "observation"), (1, "turn"), (1, "context"), (1, "turn")]
+    assert [segment.reward for segment in found.segments] == [0.5, None, None, None, -1.0]
     tokenizer = load_tokenizer(str(base / "model"))
     assert [segment.text for segment in found.segments] == [
         tokenizer.decode(part) for part in ([6, 7], [8], [9], [10], [11])
@@ -185,6 +193,7 @@ def test_a_log_of_several_turns_is_learnt_from_as_it_is(dataset: dict[str, Any],
     sample = demonstrated_sample(found, group_id=7, version=2)
     assert trained_places(sample) == [0, 1, 3, 5]
     assert context_ranges(sample) == [(0, 7), (7, 9)]
+    assert [segment.reward for segment in sample.segments if segment.HasField("reward")] == [0.5, -1.0]
     assert result_of(PROMPT, ["3+", json.loads(json.dumps(demonstration_row(found)))], rewards=()) == Prompt(
         split="train", index=0, text="3+", demonstration=found
     )
@@ -205,7 +214,12 @@ BAD_TOKENS: dict[str, tuple[dict[str, Any], str]] = {
     "too many": ({"tokens": [1] * 17}, "tokens must be at most 16, which is spec.task.sampling.maxTokens, got 17"),
     "positions": ({"prompt_tokens": [1] * 30}, "must have at most 32 tokens, the model's positions, got '30 + 6'"),
     "no cover": ({"segments": [{"tokens": 5}]}, "segments must cover the 6 tokens, got 5"),
-    "no segment": ({"segments": [6]}, "each of segments must be an object with tokens, a number, got 6"),
+    "no segment": (
+        {"segments": [6]},
+        "each of segments must be an object with tokens, a number, and reward, if any, another, got 6",
+    ),
+    "no reward": ({"segments": [{"tokens": 6, "reward": "1"}]}, "a number, and reward, if any, another, got "),
+    "endless reward": ({"segments": [{"tokens": 6, "reward": 10**400}]}, "a number, and reward, if any, another, got "),
     "nothing said": ({"segments": [{"tokens": 6, "observation": True}]}, "segments must hold tokens of the model"),
     "drawn anew": (
         {"resampled": True},

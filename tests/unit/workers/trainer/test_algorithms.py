@@ -18,7 +18,6 @@ from streamrl_workers.trainer.engines.packing import Update, pack, pack_sample
 from streamrl_workers.trainer.engines.worker import RankWorker
 from support.paper_losses import (
     REPLAYED,
-    TEMPERATURE,
     Case,
     Seen,
     expected_batch_losses,
@@ -102,11 +101,19 @@ def groups_of(case: Case) -> list[pb.Group]:
 
 
 def looks(models: dict[str, torch.nn.Module], case: Case) -> list[Seen]:
-    return [look(t, models) for group in groups_of(case) for t in group.samples if t.HasField("reward") or t.resampled]
+    return [
+        look(t, models, temperature=case.temperature)
+        for group in groups_of(case)
+        for t in group.samples
+        if t.HasField("reward") or t.resampled
+    ]
+
+
+OF_UTTERANCES = ("archer", "supervised")
 
 
 def float64_models(rule: str = "ppo") -> dict[str, torch.nn.Module]:
-    critic = tiny_critic(UtteranceValueModel if rule == "archer" else ValueModel)
+    critic = tiny_critic(UtteranceValueModel if rule in OF_UTTERANCES else ValueModel)
     models = {"policy": tiny_model(), "reference": tiny_model(REFERENCE_SEED), "critic": critic}
     return {name: model.double().eval() for name, model in models.items()}
 
@@ -116,7 +123,7 @@ def spec_of(case: Case, **trainer: Any):
         rule=case.rule,
         algorithm=case.algorithm,
         correction={case.correction: case.constants},
-        temperature=TEMPERATURE,
+        temperature=case.temperature,
         gradientClipNorm=1e6,
         **trainer,
     )
@@ -175,6 +182,14 @@ def test_a_group_rule_equals_the_loops(case):
 
 STILL = {"critic": {"learningRate": 1e-9}, "epochs": 1, "miniBatches": 1}
 """The policy's advantages are by a critic that has been updated."""
+
+
+def logged(**constants: Any) -> Case:
+    """IQL."""
+    weights = {"critic": {"learningRate": 1e-9, "epochs": 1, "miniBatches": 1} | constants}
+    return Case(rule="supervised", algorithm={"rewardField": "reward", "weights": weights})
+
+
 BATCH_CASES = [
     Case(rule="reinforcePP", algorithm={}),
     Case(rule="reinforcePP", algorithm={"discount": 0.9, "referenceKl": {"coefficient": 0.2, "estimator": "K1"}}),
@@ -189,8 +204,10 @@ BATCH_CASES = [
     Case(rule="archer", algorithm=STILL),
     Case(rule="archer", algorithm={**STILL, "discount": 0.5, "referenceKl": KL}),
     *(Case(rule="archer", algorithm=STILL, **importance) for importance in IMPORTANCE),
+    logged(),
+    logged(expectile=0.95, discount=0.5, beta=2.0, most=1.5),
 ]
-HAVE_CRITIC = ("ppo", "archer")
+HAVE_CRITIC = ("ppo", *OF_UTTERANCES)
 
 
 @pytest.mark.parametrize("case", BATCH_CASES, ids=_id)

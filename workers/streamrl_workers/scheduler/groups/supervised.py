@@ -56,7 +56,12 @@ def demonstrated_sample(shown: Demonstration, *, group_id: int, version: int) ->
         finish_reason="length" if shown.truncated else "stop",
         reward=shown.reward,
         segments=[
-            pb.Segment(tokens=segment.tokens, observation=segment.kind != "turn", context=segment.kind == "context")
+            pb.Segment(
+                tokens=segment.tokens,
+                observation=segment.kind != "turn",
+                context=segment.kind == "context",
+                reward=segment.reward,
+            )
             for segment in (shown.segments if len(shown.segments) > 1 else ())
         ],
         weight=shown.weight,

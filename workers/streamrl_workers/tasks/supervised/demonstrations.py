@@ -5,14 +5,15 @@ samples with one turn or several:
 
     prompt_tokens   token ids
     tokens          token ids: turns of the model, and what it read in between
-    segments        {tokens, observation, context}, covering `tokens`: observations are read, not trained; contexts begin anew.
-                    Absent or empty: one turn of the model
+    segments        {tokens, observation, context, reward}, covering `tokens`: observations are read, not trained; contexts begin
+                    anew; what a turn earned is a part of the row's reward. Absent or empty: one turn of the model
     finish_reason   "length": cut off
     resampled       true: a turn drawn anew, which is refused
 
 What cannot be trained is an error with the row's place.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from streamrl_workers.tasks.chat import FastTokenizer
 
 DATASET_FIELD = "spec.task.dataset"
+_LARGEST = sys.float_info.max
 
 
 class Demonstrations:
@@ -91,9 +93,9 @@ class Demonstrations:
             rule = f"{place}: tokens must be at most {self._max_tokens}, which is spec.task.sampling.maxTokens"
             raise UserError(field=DATASET_FIELD, rule=rule, got=len(tokens), fix="raise it, or leave the row out")
         segments, begin = [], 0
-        for count, kind in _segments(row, tokens=len(tokens), place=place):
+        for count, kind, reward in _segments(row, tokens=len(tokens), place=place):
             text = self._text(tokens[begin : begin + count])
-            segments.append(ShownSegment(text=text, tokens=count, kind=kind))
+            segments.append(ShownSegment(text=text, tokens=count, kind=kind, reward=reward))
             begin += count
         return Demonstration(
             prompt_tokens=pack_int32(prompt),
@@ -133,24 +135,26 @@ class Demonstrations:
             read, said = segment.tokens, 0
 
 
-def _segments(row: Mapping[str, Any], *, tokens: int, place: str) -> list[tuple[int, SegmentKind]]:
-    """(tokens, kind) of each. Raises `UserError`: they do not cover the tokens, or nothing is trained."""
-    found: list[tuple[int, SegmentKind]] = []
+def _segments(row: Mapping[str, Any], *, tokens: int, place: str) -> list[tuple[int, SegmentKind, float | None]]:
+    """(tokens, kind, reward) of each. Raises `UserError`: they do not cover the tokens, or nothing is trained."""
+    found: list[tuple[int, SegmentKind, float | None]] = []
     for segment in row.get("segments") or [{"tokens": tokens}]:
         match segment:
             case {"tokens": int(count), "context": True} if count >= 0:
-                found.append((count, "context"))
+                found.append((count, "context", None))
             case {"tokens": int(count), "observation": True} if count >= 0:
-                found.append((count, "observation"))
-            case {"tokens": int(count)} if count >= 0:
-                found.append((count, "turn"))
+                found.append((count, "observation", None))
+            case {"tokens": int(count), "reward": float() | int() as reward} if count >= 0 and abs(reward) <= _LARGEST:
+                found.append((count, "turn", float(reward)))
+            case {"tokens": int(count)} if count >= 0 and segment.get("reward") is None:
+                found.append((count, "turn", None))
             case _:
-                rule = f"{place}: each of segments must be an object with tokens, a number"
+                rule = f"{place}: each of segments must be an object with tokens, a number, and reward, if any, another"
                 raise UserError(field=DATASET_FIELD, rule=rule, got=segment)
-    if (covered := sum(count for count, _ in found)) != tokens:
+    if (covered := sum(count for count, _, _ in found)) != tokens:
         rule = f"{place}: segments must cover the {tokens} tokens"
         raise UserError(field=DATASET_FIELD, rule=rule, got=covered)
-    if not any(count for count, kind in found if kind == "turn"):
+    if not any(count for count, kind, _ in found if kind == "turn"):
         rule = f"{place}: segments must hold tokens of the model, and all are observations"
         raise UserError(field=DATASET_FIELD, rule=rule, fix="leave the row out")
     return found

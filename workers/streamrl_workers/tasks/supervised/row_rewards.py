@@ -3,7 +3,7 @@
 Owns rewards and weights of rows. Does not own the rows (`dataset.py`), nor the loss (`trainer/algorithms/supervised.py`). The K answers
 of a prompt are those rows that ask the same question, in one split. A weight follows from rewards alone, so equal rewards weigh the same:
 
-- no weights: 1.
+- no weights: 1. As with `critic`, whose weights are of turns, and the trainer's (`trainer/algorithms/iql.py`).
 - `dualGenerator` (arXiv 2211.01471). A policy pi and a second generator mu make up the log between them, with s the policy's share:
   s pi + (1 - s) mu = 1 / K on each answer. That holds if and only if pi <= 1 / (s K), and pi earns most where it takes the best s K
   answers. The weight is the part of a row that pi takes, mu has the rest:
@@ -78,7 +78,7 @@ class RowRewards:
     def weight(self, row: Row) -> float:
         """How much it counts, of those that were compared."""
         weights = self._spec.weights
-        if weights is None:
+        if weights is None or weights.critic is not None:
             return 1.0
         reward, rewards = self.reward(row), self._rewards[self._key(row.question)]
         if weights.dual_generator is not None:

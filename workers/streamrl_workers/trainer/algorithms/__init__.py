@@ -27,6 +27,8 @@ ALGORITHMS: dict[str, str] = {
     "supervised": "supervised.Supervised",
 }
 """Name in an RLJob -> module of this folder and class."""
+IQL = "iql.Iql"
+"""In the place of `supervised` where that has a critic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,11 @@ def algorithm_class(name: str) -> "type[Algorithm]":
     """Look up an algorithm; an unknown name lists the known."""
     if name not in ALGORITHMS:
         raise ValueError(f"algorithm {name!r} is unknown, known are: {', '.join(sorted(ALGORITHMS))}")
-    module, _, class_name = ALGORITHMS[name].partition(".")
+    return _class_at(ALGORITHMS[name])
+
+
+def _class_at(place: str) -> "type[Algorithm]":
+    module, _, class_name = place.partition(".")
     found: type[Algorithm] = getattr(import_module(f"{__name__}.{module}"), class_name)
     return found
 
@@ -53,10 +59,12 @@ def create_algorithm(spec: RLJobSpec) -> "Algorithm":
     from streamrl_workers.trainer.algorithms.corrections import create_correction, create_mask
 
     algorithm = spec.algorithm
+    logged = None if algorithm.supervised is None else algorithm.supervised.critic
     setup = AlgorithmSetup(
-        spec=algorithm.value,
+        spec=logged or algorithm.value,
         correction=create_correction(algorithm.correction),
         mask=create_mask(algorithm.correction),
         max_tokens=spec.task.sampling.max_tokens,
     )
-    return algorithm_class(algorithm.key)(setup)
+    kind = algorithm_class(algorithm.key) if logged is None else _class_at(IQL)
+    return kind(setup)

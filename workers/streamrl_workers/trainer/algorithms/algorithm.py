@@ -97,6 +97,7 @@ class Algorithm(ABC):
     needs: ClassVar[Literal["group", "batch"]]
     aggregation: Aggregation
     critic: Critic | UtteranceCritic | None = None  # not None: a value model is wanted, of tokens or of utterances
+    expectile: float = 0.5  # which one of what follows a state its value is to be; 0.5: the mean
     compares: ClassVar[bool] = (
         True  # False: no policy drew the samples whose log-probs could be compared with the trainer's
     )

@@ -20,7 +20,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from streamrl.spec.algorithm import ArcherSpec
+from streamrl.spec.algorithm import ArcherSpec, ReferenceKl
 from streamrl_workers.trainer.algorithms import AlgorithmSetup
 from streamrl_workers.trainer.algorithms.algorithm import BatchAlgorithm, TokenBatch, TokenLoss, TokenValues, TokenView
 from streamrl_workers.trainer.algorithms.objective import clipped_surrogate, token_rewards
@@ -43,30 +43,32 @@ class Archer(BatchAlgorithm):
 
     def values(self, views: Sequence[TokenView]) -> list[TokenValues]:
         """A_k at each token of its utterance; what V is to learn at its first token, and Q at its last."""
-        return [self._values_of(view) for view in views]
-
-    def _values_of(self, view: TokenView) -> TokenValues:
-        assert view.values_N is not None, "advantages of utterances need values"
-        assert view.target_values_N is not None, "a critic of utterances needs its copy's values"
-        values, targets = _by_token(view.values_N), _by_token(view.target_values_N)
-        rewards = token_rewards(view, kl=self.reference_kl)
-        turns = list(pairwise(accumulate((turn.tokens for turn in view.turns), initial=0)))
-        advantages_N: list[float] = []
-        returns_NH = [[math.nan] * _HEADS for _ in rewards]
-        for begin, end in turns:
-            state, utterance = values[begin][:2], values[end - 1][2:]
-            advantages_N += [min(utterance) - min(state)] * (end - begin)
-            following = targets[end][:2] if end < len(targets) else (0.0, 0.0)
-            earned = math.fsum(rewards[begin:end])
-            if not view.resampled:
-                returns_NH[end - 1][2:] = [earned + self._discount * value for value in following]
-            if not view.replayed:
-                returns_NH[begin][:2] = targets[end - 1][2:]
-        return TokenValues(advantages_N=advantages_N, returns_N=[number for row in returns_NH for number in row])
+        return [utterance_values(view, kl=self.reference_kl, discount=self._discount) for view in views]
 
     def token_loss(self, batch: TokenBatch) -> TokenLoss:
         """L of each token; the divergence is in the rewards."""
         return clipped_surrogate(batch, clip=self._clip, correction=self._correction)
+
+
+def utterance_values(view: TokenView, *, kl: ReferenceKl | None, discount: float) -> TokenValues:
+    """Of one sample."""
+    assert view.values_N is not None, "advantages of utterances need values"
+    assert view.target_values_N is not None, "a critic of utterances needs its copy's values"
+    values, targets = _by_token(view.values_N), _by_token(view.target_values_N)
+    rewards = token_rewards(view, kl=kl)
+    ends = accumulate((turn.tokens for turn in view.turns if turn.tokens), initial=0)
+    advantages_N: list[float] = []
+    returns_NH = [[math.nan] * _HEADS for _ in rewards]
+    for begin, end in pairwise(ends):
+        state, utterance = values[begin][:2], values[end - 1][2:]
+        advantages_N += [min(utterance) - min(state)] * (end - begin)
+        following = targets[end][:2] if end < len(targets) else (0.0, 0.0)
+        earned = math.fsum(rewards[begin:end])
+        if not view.resampled:
+            returns_NH[end - 1][2:] = [earned + discount * value for value in following]
+        if not view.replayed:
+            returns_NH[begin][:2] = targets[end - 1][2:]
+    return TokenValues(advantages_N=advantages_N, returns_N=[number for row in returns_NH for number in row])
 
 
 def _by_token(numbers: Sequence[float]) -> list[Sequence[float]]:

@@ -8,6 +8,10 @@ correction's (`corrections.py`):
 This is PPO's clip (arXiv 1707.06347, eq. 7). It leaves r unbounded where A < 0: `cap` bounds it there (a cap below
 1 + high is without effect there).
 
+**Weighed cross-entropy** of tokens that nobody drew whose log-probs are known, so nothing is clipped or corrected:
+
+    L = -A log pi
+
 **Divergence** KL(policy || reference), estimated from drawn tokens (Schulman, "Approximating KL Divergence", 2020), with
 d = log policy(t) - log reference(t):
 
@@ -58,6 +62,17 @@ def clipped_surrogate(batch: TokenBatch, *, clip: ClipBounds, correction: Correc
         clipped_N=above_N | below_N,
         outside_N=outside_N,
         weight_N=weight_N,
+    )
+
+
+def weighed_cross_entropy(batch: TokenBatch) -> TokenLoss:
+    """L of each token."""
+    none_N = torch.zeros_like(batch.logprobs_N, dtype=torch.bool)
+    return TokenLoss(
+        loss_N=-batch.advantages_N * batch.logprobs_N,
+        clipped_N=none_N,
+        outside_N=none_N,
+        weight_N=torch.ones_like(batch.logprobs_N),
     )
 
 

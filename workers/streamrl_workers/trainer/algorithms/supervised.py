@@ -6,12 +6,11 @@ Prompts and observations are read, never imitated:
     L = - sum_t w log pi(t) / tokens
 
 With w = 1 this is behaviour cloning: the policy that the data set's answers are most likely under. Which answers are trained, and how
-much each weighs, is the data set's business (`minReward`, `weights`: `tasks/supervised/row_rewards.py`).
+much each weighs, is the data set's business (`minReward`, `weights`: `tasks/supervised/row_rewards.py`). With `weights.critic` the
+algorithm is `iql.py`.
 """
 
 from collections.abc import Sequence
-
-import torch
 
 from streamrl_workers.trainer.algorithms.algorithm import (
     GroupAlgorithm,
@@ -19,6 +18,7 @@ from streamrl_workers.trainer.algorithms.algorithm import (
     TokenBatch,
     TokenLoss,
 )
+from streamrl_workers.trainer.algorithms.objective import weighed_cross_entropy
 
 
 class Supervised(GroupAlgorithm):
@@ -32,9 +32,5 @@ class Supervised(GroupAlgorithm):
         return [None if sample.reward is None else sample.weight for sample in samples]
 
     def token_loss(self, batch: TokenBatch) -> TokenLoss:
-        """L of each token; nothing is clipped or corrected."""
-        none_N = torch.zeros_like(batch.logprobs_N, dtype=torch.bool)
-        weight_N = torch.ones_like(batch.logprobs_N)
-        return TokenLoss(
-            loss_N=-batch.advantages_N * batch.logprobs_N, clipped_N=none_N, outside_N=none_N, weight_N=weight_N
-        )
+        """L of each token."""
+        return weighed_cross_entropy(batch)

@@ -205,17 +205,26 @@ def critic_values(critic: ValueModel, batch: MicroBatch, **of: bool) -> torch.Te
 
 
 def value_loss(
-    values_N: torch.Tensor, *, start_N: torch.Tensor, returns_N: torch.Tensor, value_clip: float
+    values_N: torch.Tensor,
+    *,
+    start_N: torch.Tensor,
+    returns_N: torch.Tensor,
+    value_clip: float,
+    expectiles_H: Sequence[float] = (0.5,),
 ) -> torch.Tensor:
     """Squared error of each value, pessimistic about moves beyond the clip (PPO's reference code, `vf_loss`).
 
-    1/2 max((V - G)^2, (clip(V, V_start - c, V_start + c) - G)^2)        0 where G is NaN
+    |tau - 1(G < V)| max((V - G)^2, (clip(V, V_start - c, V_start + c) - G)^2)        0 where G is NaN
+
+    With tau, one for each of a token's H values, V becomes that expectile of the returns; 1/2 is their mean.
     """
     known_N = ~returns_N.isnan()
     returns_N = returns_N.where(known_N, values_N.detach())
     clipped_N = start_N + (values_N - start_N).clamp(-value_clip, value_clip)
-    errors_N = torch.maximum((values_N - returns_N).square(), (clipped_N - returns_N).square()) / 2.0
-    return errors_N.where(known_N, 0.0)
+    errors_N = torch.maximum((values_N - returns_N).square(), (clipped_N - returns_N).square())
+    tau_N = torch.tensor(expectiles_H, device=values_N.device).repeat(len(values_N) // len(expectiles_H))
+    tilt_N = (tau_N - (returns_N < values_N).float()).abs()
+    return (tilt_N * errors_N).where(known_N, 0.0)
 
 
 class ForwardMetrics:

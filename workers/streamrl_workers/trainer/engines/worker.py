@@ -371,9 +371,14 @@ class RankWorker:
         assert self._algorithm.critic is not None, "a critic that the algorithm did not ask for"
         assert batch.values_N is not None, "samples that were not prepared"
         assert batch.returns_N is not None, "samples without estimates"
-        values_N = critic_values(self._critic, batch)
-        clip = self._algorithm.critic.value_clip
-        return value_loss(values_N, start_N=batch.values_N, returns_N=batch.returns_N, value_clip=clip).sum()
+        errors_N = value_loss(
+            critic_values(self._critic, batch),
+            start_N=batch.values_N,
+            returns_N=batch.returns_N,
+            value_clip=self._algorithm.critic.value_clip,
+            expectiles_H=[self._algorithm.expectile] * self._critic.states + [0.5] * self._critic.utterances,
+        )
+        return errors_N.sum()
 
     def _states(self, directory: Path) -> Iterator[tuple[Path, torch.nn.Module, Optimiser]]:
         yield directory, self._model, self._optimiser
