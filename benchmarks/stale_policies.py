@@ -42,8 +42,8 @@ VARIANTS: Mapping[str, str] = {
     "twoSidedClip": "{grpo: {}}",
     "truncatedImportance": "{grpo: {}, correction: {truncatedImportance: {}}}",
     "m2po": "{grpo: {}, correction: {m2po: {}}}",
-    "trajectoryBalance": "{trajectoryBalance: {beta: 0.05}}",
-    "trajectoryBalance, replay": "{trajectoryBalance: {beta: 0.05, replay: {sharePercent: 33}}}",
+    "trajectoryBalance": "{trajectoryBalance: {beta: 0.005}}",
+    "trajectoryBalance, replay": "{trajectoryBalance: {beta: 0.005, replay: {sharePercent: 33}}}",
 }
 
 

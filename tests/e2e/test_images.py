@@ -22,19 +22,23 @@ STEPS = 10
 ENGINES_STEPS = 30
 """Enough to measure the speed of both pools in."""
 RUN_S = 2400.0
-WORKERS = ("trainer", "generator", "generator-vllm")
+WORKERS = (("trainer", "generator"), ("generator-vllm",))
+"""Those with layers in common are built together."""
 
 
 @pytest.fixture(scope="module")
 def worker_images(release: Release) -> Iterator[dict[str, str]]:
-    """Image -> its name on the node. The archives go as soon as the node has them: they are large."""
+    """Image -> its name on the node. Layers and archives go as soon as nothing needs them: they are large."""
     loaded: dict[str, str] = {}
-    for worker in WORKERS:
-        image = images.NAMED[worker]()
-        try:
-            loaded[worker] = release.cluster.load(image)
-        finally:
-            image.archive.unlink(missing_ok=True)
+    for related in WORKERS:
+        made = [images.NAMED[worker]() for worker in related]
+        archives = [images.archive(image) for image in made]
+        images.drop_layers()
+        for worker, image, archive in zip(related, made, archives, strict=True):
+            try:
+                loaded[worker] = release.cluster.load(image)
+            finally:
+                archive.unlink(missing_ok=True)
     yield loaded
 
 

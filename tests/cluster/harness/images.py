@@ -178,6 +178,13 @@ def generator_with_vllm() -> Image:
     return of_repository("generator", "streamrl.test/generator-vllm:test", VLLM="cpu")
 
 
+def drop_layers() -> None:
+    """Empty the builder's own store: layers of gigabytes that no other image will have. Archives stay."""
+    with _locked():
+        if _store().exists():
+            shutil.rmtree(_store())
+
+
 def layers(image: Image) -> list[str]:
     """Digests of the layers of an image in the cache, the base's first."""
     with tarfile.open(archive(image)) as found:
@@ -225,6 +232,10 @@ def _flags(image: Image) -> list[str]:
     return ["--isolation", "chroot", "--network", "host", *layers, *certificates, *arguments, "--tag", image.name]
 
 
+def _store() -> Path:
+    return folder() / "store"
+
+
 def _have_base() -> None:
     """The builder's own store must know the base; the archive in the cache is the truth."""
     if not base().archive.exists():
@@ -234,8 +245,7 @@ def _have_base() -> None:
 
 
 def _buildah(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    store = folder() / "store"
-    where = ["--root", str(store / "root"), "--runroot", str(store / "run"), "--storage-driver", "overlay"]
+    where = ["--root", str(_store() / "root"), "--runroot", str(_store() / "run"), "--storage-driver", "overlay"]
     return _run([_program("buildah"), *where, *arguments], check=check)
 
 
