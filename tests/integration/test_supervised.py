@@ -144,7 +144,7 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "reward": (
         {"reward": "much"},
         {"rewardField": "reward", "minReward": 0.5},
-        "rows.jsonl line 8: reward must be a number",
+        "rows.jsonl line 8: reward must be a number from -1e+09 to 1e+09",
     ),
 }
 

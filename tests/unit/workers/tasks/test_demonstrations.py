@@ -216,10 +216,18 @@ BAD_TOKENS: dict[str, tuple[dict[str, Any], str]] = {
     "no cover": ({"segments": [{"tokens": 5}]}, "segments must cover the 6 tokens, got 5"),
     "no segment": (
         {"segments": [6]},
-        "each of segments must be an object with tokens, a number, and reward, if any, another, got 6",
+        "each of segments must be an object with tokens, a number, and reward, if any, one from -1e+09 to 1e+09, got 6",
     ),
-    "no reward": ({"segments": [{"tokens": 6, "reward": "1"}]}, "a number, and reward, if any, another, got "),
-    "endless reward": ({"segments": [{"tokens": 6, "reward": 10**400}]}, "a number, and reward, if any, another, got "),
+    "no reward": ({"segments": [{"tokens": 6, "reward": "1"}]}, "reward, if any, one from -1e+09 to 1e+09, got "),
+    "true": ({"segments": [{"tokens": 6, "reward": True}]}, "reward, if any, one from -1e+09 to 1e+09, got "),
+    "endless reward": (
+        {"segments": [{"tokens": 6, "reward": 10**400}]},
+        "reward, if any, one from -1e+09 to 1e+09, got ",
+    ),
+    "no context": (
+        {"segments": [{"tokens": 0, "context": True}, {"tokens": 6}]},
+        "segments with a context must have tokens",
+    ),
     "nothing said": ({"segments": [{"tokens": 6, "observation": True}]}, "segments must hold tokens of the model"),
     "drawn anew": (
         {"resampled": True},

@@ -13,7 +13,6 @@ samples with one turn or several:
 What cannot be trained is an error with the row's place.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +24,13 @@ from streamrl.spec.task import SingleTask
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.stream.packing import count_32, pack_int32
 from streamrl_workers.tasks.chat import load_fast_tokenizer, positions_of
-from streamrl_workers.tasks.supervised.row_rewards import FIELD
+from streamrl_workers.tasks.supervised.row_rewards import FIELD, REWARDS, is_reward
 from streamrl_workers.tasks.values import Demonstration, SegmentKind, ShownSegment
 
 if TYPE_CHECKING:
     from streamrl_workers.tasks.chat import FastTokenizer
 
 DATASET_FIELD = "spec.task.dataset"
-_LARGEST = sys.float_info.max
 
 
 class Demonstrations:
@@ -144,13 +142,16 @@ def _segments(row: Mapping[str, Any], *, tokens: int, place: str) -> list[tuple[
                 found.append((count, "context", None))
             case {"tokens": int(count), "observation": True} if count >= 0:
                 found.append((count, "observation", None))
-            case {"tokens": int(count), "reward": float() | int() as reward} if count >= 0 and abs(reward) <= _LARGEST:
+            case {"tokens": int(count), "reward": reward} if count >= 0 and is_reward(reward):
                 found.append((count, "turn", float(reward)))
             case {"tokens": int(count)} if count >= 0 and segment.get("reward") is None:
                 found.append((count, "turn", None))
             case _:
-                rule = f"{place}: each of segments must be an object with tokens, a number, and reward, if any, another"
+                rule = f"{place}: each of segments must be an object with tokens, a number, and reward, if any, one {REWARDS}"
                 raise UserError(field=DATASET_FIELD, rule=rule, got=segment)
+    if (0, "context", None) in found:
+        rule = f"{place}: segments with a context must have tokens, since the model answers them"
+        raise UserError(field=DATASET_FIELD, rule=rule, got=0)
     if (covered := sum(count for count, _, _ in found)) != tokens:
         rule = f"{place}: segments must cover the {tokens} tokens"
         raise UserError(field=DATASET_FIELD, rule=rule, got=covered)

@@ -19,13 +19,23 @@ import statistics
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from streamrl.errors import UserError
 from streamrl.spec.algorithm import AdvantageWeights, DualGenerator, SupervisedSpec
 
 FIELD = "spec.algorithm.supervised"
 _WHOLE_PERCENT = 100
+
+
+LARGEST = 1e9
+"""As `minReward`: sums of squares of what a critic is to learn stay numbers."""
+REWARDS = f"from {-LARGEST:g} to {LARGEST:g}"
+
+
+def is_reward(value: object) -> TypeGuard[int | float]:
+    """Whether a log may say that a row or a turn earned this."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
 
 
 class Row(Protocol):
@@ -59,8 +69,8 @@ class RowRewards:
         """What it earned; 0 where rows have none. Raises `UserError` if that is no number."""
         name = self._spec.reward_field
         reward = 0.0 if name is None else row.metadata.get(name)
-        if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
-            rule = f"{self._place(row.source_index)}: {name} must be a number"
+        if not is_reward(reward):
+            rule = f"{self._place(row.source_index)}: {name} must be a number {REWARDS}"
             raise UserError(field=f"{FIELD}.rewardField", rule=rule, got=reward)
         return float(reward)
 

@@ -92,12 +92,12 @@ def with_divergence(loss: TokenLoss, *, batch: TokenBatch, kl: ReferenceKl | Non
 
 def token_rewards(view: TokenView, *, kl: ReferenceKl | None) -> list[float]:
     """Reward of each token of the sample; D is of the policy at the batch's start."""
-    rewards: list[float] = []
-    rest = view.reward
+    rewards = [0.0] * sum(turn.tokens for turn in view.turns)
+    rest, end = view.reward, 0
     for turn in view.turns:
-        rewards += [0.0] * turn.tokens
-        if turn.reward is not None and rewards:
-            rewards[-1] += turn.reward
+        end += turn.tokens
+        if turn.reward is not None:
+            rewards[max(end - 1, 0)] += turn.reward
             rest -= turn.reward
     rewards[-1] += rest
     if kl is None or kl.coefficient == 0:
