@@ -1,6 +1,7 @@
 """A torch engine around a model of two small layers."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
@@ -17,6 +18,7 @@ from streamrl_workers.trainer.engines.forward import UtteranceValueModel, ValueM
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, frozen
 from streamrl_workers.trainer.engines.worker import RankModels, RankWorker
+from streamrl_workers.weights.hashing import tensors_hash
 
 VOCABULARY = 32
 REFERENCE_SEED = 5
@@ -99,3 +101,14 @@ def train_steps(engine: TorchEngine, steps: Sequence[Sequence[pb.Group]], *, fir
         engine.add(groups)
         metrics.append(engine.finish_step())
     return metrics
+
+
+def assert_resumes(spec: RLJobSpec, steps: Sequence[Sequence[pb.Group]], *, saved_at: int, folder: Path) -> None:
+    """A run that is killed at a checkpoint goes on as if it had not been: the same metrics and weights, bit for bit."""
+    whole, killed, resumed = (tiny_engine(spec) for _ in range(3))
+    expected = train_steps(whole, steps)
+    train_steps(killed, steps[:saved_at])
+    killed.save(folder)
+    resumed.load(folder)
+    assert train_steps(resumed, steps[saved_at:], first=saved_at) == expected[saved_at:]
+    assert tensors_hash(resumed.tensors()) == tensors_hash(whole.tensors())

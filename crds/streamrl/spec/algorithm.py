@@ -8,6 +8,9 @@ from pydantic import Field
 from streamrl.spec.base import ByteQuantity, FieldRule, OneOf, SpecModel
 from streamrl.spec.model import FrozenModel
 
+LARGEST_REWARD = 1e9
+"""Of a log, either way: sums of squares of what a critic is to learn stay numbers."""
+
 
 class ReferenceKl(SpecModel):
     """A pull towards the initial model, by an estimate of the Kullback-Leibler divergence to it."""
@@ -186,6 +189,10 @@ class AdvantageWeights(SpecModel):
     )
     most: float = Field(default=20.0, ge=1, le=1e6, description="Largest weight.")
 
+    def weight(self, advantage: float) -> float:
+        """min(exp(advantage / beta), most)."""
+        return math.exp(min(advantage / self.beta, math.log(self.most)))
+
 
 class UtteranceCritic(SpecModel):
     """Two values of each state and two of each utterance, on the initial model's body; and a copy of them that follows slowly."""
@@ -278,7 +285,10 @@ class SupervisedSpec(SpecModel):
         description="Field of a row with what its answer earned, a number; absent = rows have none.",
     )
     min_reward: float | None = Field(
-        default=None, ge=-1e9, le=1e9, description="Rows that earned less are left out; absent = all are trained."
+        default=None,
+        ge=-LARGEST_REWARD,
+        le=LARGEST_REWARD,
+        description="Rows that earned less are left out; absent = all are trained.",
     )
     weights: AnswerWeights | None = Field(
         default=None, description="Weights of rows, or of their turns; absent = all count alike."

@@ -12,7 +12,7 @@ from streamrl_workers.stream.messages import STATES_BYTES
 from streamrl_workers.stream.packing import tokens_hash
 from streamrl_workers.trainer.replay import REPLAYED, create_replay
 from streamrl_workers.weights.hashing import tensors_hash
-from support.tiny_trainer import engine_on, tiny_engine, tiny_worker, train_steps
+from support.tiny_trainer import assert_resumes, engine_on, tiny_engine, tiny_worker, train_steps
 from support.trainer_groups import branched, multi_turn, trainer_spec
 
 BATCH, GROUP_SIZE = 4, 4  # of `trainer_spec`
@@ -164,11 +164,4 @@ def test_turns_drawn_anew_are_trained_and_not_kept():
 
 def test_a_resumed_run_goes_on_as_if_it_had_not_been_killed(tmp_path):
     """The copy and the buffer are of the checkpoint."""
-    steps, spec = steps_of(5), job(miniBatches=2, **WARM_UP)
-    whole, killed, resumed = (tiny_engine(spec) for _ in range(3))
-    expected = train_steps(whole, steps)
-    train_steps(killed, steps[:3])
-    killed.save(tmp_path)
-    resumed.load(tmp_path)
-    assert train_steps(resumed, steps[3:], first=3) == expected[3:]
-    assert tensors_hash(resumed.tensors()) == tensors_hash(whole.tensors())
+    assert_resumes(job(miniBatches=2, **WARM_UP), steps_of(5), saved_at=3, folder=tmp_path)

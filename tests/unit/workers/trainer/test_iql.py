@@ -13,8 +13,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl_workers.stream.packing import pack_int32
 from streamrl_workers.trainer.engines.forward import value_loss
-from streamrl_workers.weights.hashing import tensors_hash
-from support.tiny_trainer import tiny_engine, train_steps
+from support.tiny_trainer import assert_resumes, tiny_engine, train_steps
 from support.trainer_groups import trainer_spec
 
 PROMPT, FIRST, OTHER, HEARD, GOOD, BAD = 1, 2, 3, 4, 5, 6
@@ -128,11 +127,5 @@ def test_a_turn_without_tokens_is_none() -> None:
 
 
 def test_a_resumed_run_goes_on_as_if_it_had_not_been_killed(tmp_path: Path) -> None:
-    steps, spec = steps_of(4), job(**critic(warmUpSteps=1, epochs=1, miniBatches=2))
-    whole, killed, resumed = (tiny_engine(spec) for _ in range(3))
-    expected = train_steps(whole, steps)
-    train_steps(killed, steps[:2])
-    killed.save(tmp_path)
-    resumed.load(tmp_path)
-    assert train_steps(resumed, steps[2:], first=2) == expected[2:]
-    assert tensors_hash(resumed.tensors()) == tensors_hash(whole.tensors())
+    spec = job(**critic(warmUpSteps=1, epochs=1, miniBatches=2))
+    assert_resumes(spec, steps_of(4), saved_at=2, folder=tmp_path)

@@ -14,7 +14,6 @@ of a prompt are those rows that ask the same question, in one split. A weight fo
 """
 
 import bisect
-import math
 import statistics
 from array import array
 from collections import defaultdict
@@ -22,20 +21,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
 from streamrl.errors import UserError
-from streamrl.spec.algorithm import AdvantageWeights, DualGenerator, SupervisedSpec
+from streamrl.spec.algorithm import LARGEST_REWARD, AdvantageWeights, DualGenerator, SupervisedSpec
 
 FIELD = "spec.algorithm.supervised"
 _WHOLE_PERCENT = 100
-
-
-LARGEST = 1e9
-"""As `minReward`: sums of squares of what a critic is to learn stay numbers."""
-REWARDS = f"from {-LARGEST:g} to {LARGEST:g}"
+REWARDS = f"from {-LARGEST_REWARD:g} to {LARGEST_REWARD:g}"
 
 
 def is_reward(value: object) -> TypeGuard[int | float]:
     """Whether a log may say that a row or a turn earned this."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST_REWARD
 
 
 class Row(Protocol):
@@ -107,5 +102,4 @@ def dual_generator_weight(reward: float, rewards: Sequence[float], *, spec: Dual
 
 def advantage_weight(reward: float, rewards: Sequence[float], *, spec: AdvantageWeights) -> float:
     """Of an answer among all to its prompt."""
-    advantage = (reward - statistics.fmean(rewards)) / spec.beta
-    return math.exp(min(advantage, math.log(spec.most)))
+    return spec.weight(reward - statistics.fmean(rewards))

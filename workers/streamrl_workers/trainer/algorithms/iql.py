@@ -11,7 +11,6 @@ expectile over those of the log that follow such a state: nearly the best of the
 With w = 1 this is `supervised.py`. In a log of one utterance each, V is a baseline that is learnt.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -38,11 +37,10 @@ class Iql(BatchAlgorithm):
     def values(self, views: Sequence[TokenView]) -> list[TokenValues]:
         """w_k at each token of its utterance; what V is to learn at its first token, and Q at its last."""
         found = [utterance_values(view, kl=None, discount=self._spec.discount) for view in views]
-        return [replace(one, advantages_N=[self._weight(advantage) for advantage in one.advantages_N]) for one in found]
+        return [
+            replace(one, advantages_N=[self._spec.weight(advantage) for advantage in one.advantages_N]) for one in found
+        ]
 
     def token_loss(self, batch: TokenBatch) -> TokenLoss:
         """L of each token."""
         return weighed_cross_entropy(batch)
-
-    def _weight(self, advantage: float) -> float:
-        return math.exp(min(advantage / self._spec.beta, math.log(self._spec.most)))
