@@ -33,6 +33,7 @@ from streamrl.errors import UserError
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
+from streamrl_workers.models.rope import rope_switch
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm, TokenBatch, TokenLoss
 from streamrl_workers.trainer.engines import model_files
 from streamrl_workers.trainer.engines.forward import (
@@ -140,6 +141,7 @@ class RankWorker:
         self._precision = spec.trainer.precision
         self._temperature = spec.task.sampling.temperature
         self._device = compute_device(models.model)
+        self._switch = rope_switch(models.model.config)
         self._forward = Forward(models.model, temperature=self._temperature)
         self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
         self._critic_optimiser = _critic_optimiser(models, spec=spec)
@@ -336,7 +338,13 @@ class RankWorker:
 
     def _batch(self, samples: Sequence[PackedSample]) -> MicroBatch:
         whole = isinstance(self._critic, UtteranceValueModel)
-        return make_batch(samples or [DUMMY], aggregation=self._algorithm.aggregation, device=self._device, whole=whole)
+        return make_batch(
+            samples or [DUMMY],
+            aggregation=self._algorithm.aggregation,
+            device=self._device,
+            whole=whole,
+            switch=self._switch,
+        )
 
     def _zero(self) -> None:
         self._accumulated: list[tuple[Sequence[PackedSample], bool, bool]] = []

@@ -132,6 +132,7 @@ class HfEngine:
         if not self._batch:
             return []
         lengths = self._arranged()
+        self._cross_switch(lengths)
         logits_bv = self._runner.decode(self._batch.tokens, positions=self._batch.positions, lengths=lengths)
         tokens_b, logprobs_b = draw_tokens(logits_bv, self._batch.draw())
         rows = self._batch.advance(tokens_b)
@@ -191,6 +192,14 @@ class HfEngine:
             self._batch.swap(row, other)
             lengths[row], lengths[other] = lengths[other], lengths[row]
         return lengths
+
+    def _cross_switch(self, lengths: Sequence[int]) -> None:
+        """Compute the keys and values of rows again that grow beyond the model's short rotary factors in this step."""
+        if self._runner.switch is None:
+            return
+        for row, length in enumerate(lengths):
+            if length == self._runner.switch + 1:
+                self._prefill.fill([self._batch.sequences[row]], first_row=row, replay=False)
 
     def _free_rows(self, rows: Sequence[int]) -> None:
         """Rows at the end that stay move into the places that become free before them, all at once."""

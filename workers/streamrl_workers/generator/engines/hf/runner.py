@@ -31,6 +31,7 @@ from streamrl_workers.generator.engines.hf.kv_cache import (
     length_buckets,
 )
 from streamrl_workers.generator.engines.requests import ActiveSequence
+from streamrl_workers.models.rope import rope_switch, row_positions
 
 ATTENTION_NAME = "streamrl_grouped"
 
@@ -103,6 +104,7 @@ class Runner:
         register()
         model.set_attn_implementation(ATTENTION_NAME)
         self.model = model
+        self.switch = rope_switch(model.config)
         model.train(mode=False)
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
@@ -170,13 +172,18 @@ class Runner:
 
     def _forward_padded(self, sequences: Sequence[Sequence[int]]) -> RecordingCache:
         """One causal forward, padded on the right: what stands behind a sequence cannot change it."""
-        longest = max(len(tokens) for tokens in sequences)
+        lengths = [len(tokens) for tokens in sequences]
+        longest = max(lengths)
+        if self.switch is None:
+            positions = torch.arange(longest).expand(len(sequences), longest)
+        else:  # each with the token that is fed next: its length decides the factors
+            longest += 1
+            positions = row_positions([length + 1 for length in lengths], width=longest)
         padded = [[*tokens, *([0] * (longest - len(tokens)))] for tokens in sequences]
         recorder = RecordingCache()
-        positions = torch.arange(longest, device=self.device).expand(len(padded), longest)
         self.model.base_model(  # no logits needed
             input_ids=torch.tensor(padded, device=self.device),
-            position_ids=positions,
+            position_ids=positions.to(self.device),
             past_key_values=recorder,
             use_cache=True,
         )
