@@ -41,14 +41,29 @@ _GEMMA = {
     "initializer_range": 0.08,
 }  # scaled embeddings that are the head too: 0.2 repeats the token
 
+LONGROPE = "phi3_longrope"
+"""A model whose rotary factors change above 32 tokens."""
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(model_type="llama", config={"tie_word_embeddings": False}),
     "qwen2": Family(model_type="qwen2", config={"tie_word_embeddings": True}),
     "qwen3": Family(model_type="qwen3", config={"tie_word_embeddings": False}),
-    "gemma2": Family(model_type="gemma2", config={**_WINDOW, **_GEMMA}),
+    "gemma2": Family(model_type="gemma2", config={**_WINDOW, **_GEMMA, "attn_logit_softcapping": 2.0}),
     "gemma3": Family(model_type="gemma3_text", config={**_WINDOW, **_GEMMA}),
     "mistral": Family(model_type="mistral", config={"sliding_window": None}),
     "phi3": Family(model_type="phi3", config={"original_max_position_embeddings": 256}),
+    LONGROPE: Family(
+        model_type="phi3",
+        config={
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "short_factor": [1.0] * 16,
+                "long_factor": [4.0] * 16,
+            },
+        },
+    ),
     "olmo2": Family(model_type="olmo2"),
     "gpt_oss": Family(
         model_type="gpt_oss",

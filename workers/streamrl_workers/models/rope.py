@@ -63,10 +63,12 @@ def _each_row(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Replace the cosines and sines of the short rows, where the batch also has long ones. `output` is the module's own, by the longest."""
-    hidden = kwargs.get("x", args[0] if args else None)
-    positions_BL = kwargs.get("position_ids", args[-1] if args else None)
+    hidden: torch.Tensor = kwargs["x"] if "x" in kwargs else args[0]
+    positions_BL: torch.Tensor = kwargs["position_ids"] if "position_ids" in kwargs else args[-1]
     config: Any = module.config
-    long_B1 = positions_BL.amax(-1, keepdim=True) >= rope_switch(config)
+    switch = rope_switch(config)
+    assert switch is not None, "a hook on a model that does not switch"
+    long_B1 = positions_BL.amax(-1, keepdim=True) >= switch
     if bool(long_B1.all()) or not bool(long_B1.any()):
         return None
     short: tuple[torch.Tensor, torch.Tensor] = module.forward(hidden, position_ids=positions_BL.masked_fill(long_B1, 0))
