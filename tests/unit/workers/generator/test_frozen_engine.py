@@ -90,7 +90,7 @@ def test_rotary_factors_switch_by_each_samples_own_length(tmp_path: Path) -> Non
     save_tiny(LONGROPE, tmp_path)
     samples = [*make_group(1, vocabulary=20).samples]
     long = pb.Sample.FromString(samples[0].SerializeToString())
-    for _ in range(3):  # 40 tokens and more, beyond the switch at 32
+    for _ in range(5):  # 40 tokens and more, beyond the switch at 32
         long.MergeFrom(pb.Sample(spans=samples[1].spans))
         long.tokens += samples[1].tokens
         long.logprobs += samples[1].logprobs

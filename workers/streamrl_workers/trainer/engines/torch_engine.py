@@ -129,6 +129,13 @@ class TorchEngine:
         tensors: dict[str, TensorBytes] = everywhere(self._ranks, "tensors")[0]
         return tensors
 
+    def probe(self) -> dict[str, TensorBytes]:
+        """Log-probs of fixed tokens under the weights of now, by a forward pass on every rank."""
+        if not self._pools:
+            return {}
+        probe: dict[str, TensorBytes] = everywhere(self._ranks, "probe")[0]
+        return probe
+
     def save(self, directory: Path) -> None:
         """Models, optimisers, random state; the replay buffer."""
         everywhere(self._ranks, "save", str(directory))

@@ -25,15 +25,19 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
+from streamrl_workers.models.probe import LONG_TOKENS, Prover, as_tensor_bytes, probe_tokens
 from streamrl_workers.models.rope import rope_switch
+from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm, TokenBatch, TokenLoss
 from streamrl_workers.trainer.engines import model_files
 from streamrl_workers.trainer.engines.forward import (
@@ -48,9 +52,9 @@ from streamrl_workers.trainer.engines.forward import (
     make_batch,
     value_loss,
 )
-from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update
+from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update, scored_sample
 from streamrl_workers.trainer.engines.rank_link import Payload
-from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, sharded
+from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of, sharded
 from streamrl_workers.weights.hashing import TensorBytes
 
 _OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
@@ -145,6 +149,9 @@ class RankWorker:
         self._forward = Forward(models.model, temperature=self._temperature)
         self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
         self._critic_optimiser = _critic_optimiser(models, spec=spec)
+        self._family = str(models.model.config.model_type)
+        self._probe = _probe_tokens(models, spec=spec)
+        self._proved = False
         self._base: dict[str, TensorBytes] | None = None  # what is not trained, as published; of rank 0
         self.begin(None)
 
@@ -254,6 +261,32 @@ class RankWorker:
         if model_files.has_adapters(self._model):
             return self._base | model_files.adapters(self._model)
         return self._base | model_files.tensors(self._model, precision=self._precision, trained=True)
+
+    def probe(self, payload: None) -> dict[str, TensorBytes]:
+        """Log-probs of fixed tokens as `models/probe.py` publishes them; of rank 0, and a collective."""
+        del payload
+        probe = self._scored_probe()
+        return {} if probe is None or rank_of() else as_tensor_bytes(probe)
+
+    @torch.no_grad()
+    def _scored_probe(self) -> pb.Probe | None:
+        """One forward pass. The first time the short sequence is also passed alone: its log-probs must not change. None: no room for one."""
+        if not self._probe[0]:
+            return None
+        short, long = (scored_sample(tokens) for tokens in self._probe)
+        forward = Forward(self._model, temperature=1.0)
+        beside, longer = torch.split(forward.logprobs(self._batch([short, long])), [short.trained, long.trained])
+        if not self._proved:
+            alone = forward.logprobs(self._batch([short]))
+            Prover(engine="torch", precision=self._precision).prove_alone(
+                alone.tolist(), beside.tolist(), family=self._family
+            )
+            self._proved = True
+        return pb.Probe(
+            family=self._family,
+            short=pb.ScoredTokens(tokens=pack_int32(short.tokens), logprobs=pack_float32(beside.tolist())),
+            long=pb.ScoredTokens(tokens=pack_int32(long.tokens), logprobs=pack_float32(longer.tolist())),
+        )
 
     def save(self, directory: str) -> None:
         """Models, optimisers, random state."""
@@ -392,6 +425,22 @@ class RankWorker:
         yield directory, self._model, self._optimiser
         if self._critic is not None and self._critic_optimiser is not None:
             yield directory / _CRITIC_FOLDER, self._critic, self._critic_optimiser
+
+
+def _probe_tokens(models: RankModels, *, spec: RLJobSpec) -> tuple[list[int], list[int]]:
+    """Return the tokens by which a generator's first load is proved."""
+    config = models.model.config.get_text_config(decoder=True)
+    tokenizer: Any = models.tokenizer
+    special = set(tokenizer.all_special_ids)
+    rows = models.model.get_input_embeddings().get_parameter("weight").shape[0]
+    switches = (rope_switch(models.model.config), getattr(config, "sliding_window", None))
+    return probe_tokens(
+        sorted(token for token in tokenizer.get_vocab().values() if token < rows and token not in special),
+        begin=tokenizer("")["input_ids"],
+        limit_tokens=getattr(config, "max_position_embeddings", None) or LONG_TOKENS + 1,
+        switches=[switch for switch in switches if switch],
+        reach_tokens=max(spec.task.sampling.max_tokens, *(task.most_tokens for task in spec.task.tasks)),
+    )
 
 
 def _critic_optimiser(models: RankModels, *, spec: RLJobSpec) -> Optimiser | None:

@@ -116,6 +116,17 @@ class HfEngine:
         return []
 
     @torch.inference_mode()
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        assert not self.active(), "rows are in use"
+        if self._runner.cache.fits(rows=len(sequences), tokens=max(map(len, sequences))):
+            found = self._runner.score(sequences)
+        else:  # one after the other, as far as they fit
+            fits = [self._runner.cache.fits(rows=1, tokens=len(tokens)) for tokens in sequences]
+            found = [self._runner.score([t])[0] if fit else [] for t, fit in zip(sequences, fits, strict=True)]
+        self._prefill.forget()
+        return found
+
+    @torch.inference_mode()
     def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         assert self.version is not None, "requests were added before weights"
         assert len(requests) <= self.free(), "more requests than free slots"

@@ -82,6 +82,9 @@ class FrozenEngine:
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
         raise AssertionError(f"weights of version {version} for a frozen model")
 
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        raise AssertionError(f"{len(sequences)} sequences to prove a load for a frozen model")
+
     def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         assert len(requests) <= self.free(), "more requests than free slots"
         refused = []

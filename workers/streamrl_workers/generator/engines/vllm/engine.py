@@ -127,6 +127,9 @@ class VllmEngine:
         self.version = version
         return late
 
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return self._core.score(sequences)
+
     def kv_load(self) -> KvLoad | None:
         return self._core.kv_load()
 
