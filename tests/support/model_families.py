@@ -102,17 +102,17 @@ FAMILIES: dict[str, Family] = {
 """By the name that tests and docs use."""
 
 
-def tiny_config(family: str) -> PreTrainedConfig:
+def tiny_config(family: str, **changes: Any) -> PreTrainedConfig:
     """The configuration of a family's model."""
     row = FAMILIES[family]
-    config: PreTrainedConfig = AutoConfig.for_model(row.model_type, **{**_SIZES, **row.config})
+    config: PreTrainedConfig = AutoConfig.for_model(row.model_type, **{**_SIZES, **row.config, **changes})
     return config
 
 
-def tiny_model(family: str, *, seed: int = 0) -> PreTrainedModel:
+def tiny_model(family: str, *, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A model in float32. Parameters that start as zeros or ones (norms, biases, sinks) are moved, so that each of them shows."""
     torch.manual_seed(seed)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(tiny_config(family, **changes), dtype=torch.float32)
     with torch.no_grad():
         for tensor in model.state_dict(keep_vars=True).values():
             if tensor.unique().numel() == 1:
@@ -121,9 +121,9 @@ def tiny_model(family: str, *, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def save_tiny(family: str, directory: Path, *, seed: int = 0) -> Path:
-    """Write the model, its weights and a tokenizer; returns the folder."""
-    model = tiny_model(family, seed=seed)
+def save_tiny(family: str, directory: Path, *, seed: int = 0, **changes: Any) -> Path:
+    """Write the model, its weights and a tokenizer; returns the folder. `changes`: of the family's configuration."""
+    model = tiny_model(family, seed=seed, **changes)
     model.save_pretrained(directory)
     tokenizer().save_pretrained(directory)
     return directory

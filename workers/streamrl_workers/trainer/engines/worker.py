@@ -21,6 +21,7 @@ share of the fall that has passed (N = steps of the run): Constant 1, Linear 1 -
 import gc
 import logging
 import math
+import random
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,14 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
-from streamrl_workers.models.probe import LONG_TOKENS, Prover, as_tensor_bytes, probe_tokens
+from streamrl_workers.models.probe import (
+    LONG_TOKENS,
+    PROBE_TEXT,
+    TEXT_VOCABULARY,
+    Prover,
+    as_tensor_bytes,
+    probe_tokens,
+)
 from streamrl_workers.models.rope import rope_switch
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm, TokenBatch, TokenLoss
@@ -428,14 +436,15 @@ class RankWorker:
 
 
 def _probe_tokens(models: RankModels, *, spec: RLJobSpec) -> tuple[list[int], list[int]]:
-    """Return the tokens by which a generator's first load is proved."""
+    """Return the tokens by which a generator's first load is proved: of a text, or of a small vocabulary in some order."""
     config = models.model.config.get_text_config(decoder=True)
     tokenizer: Any = models.tokenizer
-    special = set(tokenizer.all_special_ids)
     rows = models.model.get_input_embeddings().get_parameter("weight").shape[0]
+    known = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+    text = tokenizer(PROBE_TEXT, add_special_tokens=False)["input_ids"] if len(known) >= TEXT_VOCABULARY else ()
     switches = (rope_switch(models.model.config), getattr(config, "sliding_window", None))
     return probe_tokens(
-        sorted(token for token in tokenizer.get_vocab().values() if token < rows and token not in special),
+        [token for token in text or random.Random(0).choices(known, k=2 * LONG_TOKENS) if token < rows],
         begin=tokenizer("")["input_ids"],
         limit_tokens=getattr(config, "max_position_embeddings", None) or LONG_TOKENS + 1,
         switches=[switch for switch in switches if switch],
