@@ -198,7 +198,7 @@ def test_the_probe_is_part_of_what_a_version_is_named_by(tmp_path: Path) -> None
         (4096, [512], 1000, (64, 545)),  # crossed, by as many tokens as an engine compares
         (4096, [512], 512, (64, 128)),  # no completion is so long
         (4096, [100], 50, (50, 100)),  # nor may the probe be
-        (4096, [16, 512], 1000, (16, 545)),
+        (4096, [16, 512], 1000, (15, 545)),
         (2, [], 1000, (0, 0)),
     ],
 )

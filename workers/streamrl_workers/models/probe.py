@@ -15,6 +15,7 @@ A wrong layer, expert, scale or position costs tenths of a nat and more.
 """
 
 import itertools
+import logging
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
 from streamrl_workers.weights.hashing import TensorBytes
+
+log = logging.getLogger(__name__)
 
 PROBE = "streamrl.probe"
 """Name of the tensor beside those of the model."""
@@ -73,7 +76,7 @@ def probe_tokens(
     room = min([limit_tokens - 1, *(switch for switch in switches if switch >= reach_tokens)])
     crossed = [switch + 1 + COMPARED_TOKENS for switch in switches if switch < reach_tokens]
     long = min(room, max([LONG_TOKENS, *crossed]))
-    short = min(SHORT_TOKENS, long // 2, *switches)
+    short = min([SHORT_TOKENS, long // 2, *(switch - 1 for switch in switches)])
     if short < len(begin) + 2 or not texts:
         return [], []
     drawn = itertools.cycle(texts)
@@ -118,6 +121,9 @@ class Prover:
         (alone,) = engine.score([short])
         equal, _ = engine.score([short, long[: len(short)]])
         beside, longer = engine.score([short, long])
+        if not alone:
+            log.warning("%s has no room for %d tokens: its first load is not proved", self.engine, len(short))
+            return
         bound = self.bound(_distance(alone, equal))
         fault = max(_distance(*pair) for pair in ((alone, wanted[0]), (beside, wanted[0]), (longer, wanted[1])))
         if not fault <= bound:
