@@ -60,9 +60,13 @@ def retrain(engine: TrainEngine, steps: Sequence[HistoryStep]) -> Iterator[bytes
     """Take the steps as they were taken, with the same micro-steps; the hash of the version that each begins with, then of the last one."""
     weights = WeightStore(newest_kept=1)
     for taken in steps:
-        yield weights.publish(attempt=taken.attempt, step=taken.step, tensors=engine.tensors()).hash
+        yield _published(engine, weights, attempt=taken.attempt, step=taken.step)
         _take(engine, taken)
-    yield weights.publish(attempt=0, step=len(steps), tensors=engine.tensors()).hash
+    yield _published(engine, weights, attempt=0, step=len(steps))
+
+
+def _published(engine: TrainEngine, weights: WeightStore, *, attempt: int, step: int) -> bytes:
+    return weights.publish(attempt=attempt, step=step, tensors=engine.tensors() | engine.probe()).hash
 
 
 def _take(engine: TrainEngine, taken: HistoryStep) -> None:

@@ -62,6 +62,24 @@ class TensorDelta(_message.Message):
     size_bytes: int
     def __init__(self, base_hash: _Optional[bytes] = ..., new_hash: _Optional[bytes] = ..., hash: _Optional[bytes] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
+class Probe(_message.Message):
+    __slots__ = ("family", "short", "long")
+    FAMILY_FIELD_NUMBER: _ClassVar[int]
+    SHORT_FIELD_NUMBER: _ClassVar[int]
+    LONG_FIELD_NUMBER: _ClassVar[int]
+    family: str
+    short: ScoredTokens
+    long: ScoredTokens
+    def __init__(self, family: _Optional[str] = ..., short: _Optional[_Union[ScoredTokens, _Mapping]] = ..., long: _Optional[_Union[ScoredTokens, _Mapping]] = ...) -> None: ...
+
+class ScoredTokens(_message.Message):
+    __slots__ = ("tokens", "logprobs")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    logprobs: bytes
+    def __init__(self, tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ...) -> None: ...
+
 class ModelRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -10,6 +10,7 @@ Invariants:
 - Nothing is generated before verified weights are in the engine, or its own where it is frozen; weights change between two steps only.
 - A paused generator keeps what is active and calls no step; weights are swapped all the same.
 - Weights are not swapped while a pinned request is active or waiting: all its tokens come from one version.
+- The first version in the engine gives the trainer's log-probs of the probe that came with it, or the process ends (`models/probe.py`).
 - An engine is given bytes that a pull has verified, adapters merged into them, and no others (invariant 4); until they are ready it generates on.
 """
 
@@ -27,6 +28,7 @@ from streamrl_workers.generator.engines.base import Delta, Engine, KvLoad
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import GeneratorState, Recorder, generator_wall
 from streamrl_workers.metrics.step_times import StepCounts, StepTimes
+from streamrl_workers.models.probe import Prover, take_probe
 from streamrl_workers.stream.messages import ERROR_CHARS
 from streamrl_workers.weights.puller import Pull, Pulled, Puller
 
@@ -54,7 +56,11 @@ class EngineStatus:
 class EngineLoop:
     """Runs one engine. All methods but `run` are called by the link, in the same event loop."""
 
-    def __init__(self, engine: Engine, *, pull: Pull, outbox: GeneratorOutbox, recorder: Recorder) -> None:
+    def __init__(
+        self, engine: Engine, *, pull: Pull, outbox: GeneratorOutbox, recorder: Recorder, prover: Prover | None = None
+    ) -> None:
+        """`prover`: compares the first load with the trainer; None: as for engine hf in float32."""
+        self._prover = prover or Prover()
         self.slots = engine.slots
         self._engine = engine
         self._outbox = outbox
@@ -244,20 +250,26 @@ class EngineLoop:
         """Runs in the engine's thread. Returns the last deltas of the old weights, and "" or what went wrong.
 
         Raises:
-            UserError: the engine refuses the first weights of all; it would refuse the next ones too.
+            UserError: the engine refuses the first weights of all, or computes other log-probs with them than the trainer; it would do
+                so with the next ones too.
         """
         try:
-            return self._engine.load_weights(version=pulled.version.step, tensors=pulled.tensors), ""
+            tensors, probe = take_probe(pulled.tensors)
+            is_first = self._engine.version is None
+            late = self._engine.load_weights(version=pulled.version.step, tensors=tensors)
+            if is_first and probe is not None:
+                self._prover.prove(self._engine, probe)
         except ValueError as error:
+            if isinstance(error, UserError):
+                raise
             if self._engine.version is None:
-                if isinstance(error, UserError):
-                    raise
                 raise UserError(
                     field="spec.generators[].engine",
                     rule=f"cannot run the weights of spec.model: {error}",
                     fix="take a model that this engine supports, and the same one as the trainer",
                 ) from error
             return [], f"the engine refuses them: {error}"  # and keeps the old ones
+        return late, ""
 
     async def _in_engine(self, call: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)

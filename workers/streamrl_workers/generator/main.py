@@ -44,6 +44,7 @@ from streamrl_workers.generator.settings import GeneratorSettings, read_settings
 from streamrl_workers.generator.status import GeneratorStatus
 from streamrl_workers.metrics.bubbles import BubbleSink, Recorder
 from streamrl_workers.metrics.signals import SignalsServer, WallMetrics
+from streamrl_workers.models.probe import Prover
 from streamrl_workers.process.environment_variables import pin_to_cpus
 from streamrl_workers.process.shutdown import GracefulShutdown, first_of, live, watch_parent
 from streamrl_workers.stream.channel import SchedulerLostError
@@ -148,7 +149,12 @@ async def _serve(
         status.served_bytes = lambda: server.served_bytes
     nearby = Nearby(cache=cache, relay=relay, delta_used=status.delta_used, delta_failed=status.delta_failed)
     pulls = pull_of(settings, arrived=status.weights_arrived, nearby=nearby)
-    loop = EngineLoop(engine, pull=pulls, outbox=outbox, recorder=recorder)
+    prover = Prover(
+        engine=f"engine {settings.pool.engine.key}",
+        precision=settings.spec.trainer.precision,
+        quantized=getattr(settings.pool.engine.value, "quantization", None) is not None,
+    )
+    loop = EngineLoop(engine, pull=pulls, outbox=outbox, recorder=recorder, prover=prover)
     address = "" if server is None else _reached_at(server, settings)
     link = GeneratorLink(
         loop, outbox=outbox, recorder=recorder, settings=settings, instance=instance, weights_address=address

@@ -24,6 +24,7 @@ from transformers.initialization import no_init_weights
 
 from streamrl.errors import UserError, shorten
 from streamrl.spec.model import HuggingFaceModel
+from streamrl_workers.models.rope import switch_by_row
 from streamrl_workers.models.side_path import complete_structure, load_with_side_path, side_path_of
 
 DTYPE = torch.float32
@@ -82,9 +83,21 @@ def load_structure(model_path: str, *, dtype: torch.dtype = DTYPE) -> PreTrained
 
 def structure_of(config: PreTrainedConfig, *, dtype: torch.dtype = DTYPE) -> PreTrainedModel:
     """The causal language model of a configuration; its weights mean nothing yet."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, **_SAFE)  # type: ignore[no-untyped-call] # untyped in transformers
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call] # untyped in transformers
+        config, dtype=dtype, attn_implementation=attention_of(config), **_SAFE
+    )
     complete_structure(model)
+    switch_by_row(model)
     return model
+
+
+def attention_of(config: PreTrainedConfig) -> str | None:
+    """Return the attention that computes all that the model asks for; None: the default of transformers does.
+
+    transformers takes `sdpa`, which leaves out the soft cap of attention logits (Gemma 2) without a word.
+    """
+    capped = getattr(config.get_text_config(decoder=True), "attn_logit_softcapping", None)
+    return None if capped is None else "eager"
 
 
 def load_empty(model_path: str) -> PreTrainedModel:
@@ -97,12 +110,15 @@ def load_empty(model_path: str) -> PreTrainedModel:
 
 def load_model(model_path: str) -> PreTrainedModel:
     """The causal language model with its weights, in eval mode. Weights that are absent are refused, not made up."""
-    if side_path_of(load_config(model_path)) is not None:
+    config = load_config(model_path)
+    if side_path_of(config) is not None:
         built = load_structure(model_path)
         _translated(lambda: load_with_side_path(built, model_path), what="model", path=model_path)
         return built
     loaded: Any = _translated(
-        lambda: AutoModelForCausalLM.from_pretrained(model_path, dtype=DTYPE, output_loading_info=True, **_SAFE),
+        lambda: AutoModelForCausalLM.from_pretrained(
+            model_path, dtype=DTYPE, attn_implementation=attention_of(config), output_loading_info=True, **_SAFE
+        ),
         what="model",
         path=model_path,
     )
@@ -114,6 +130,7 @@ def load_model(model_path: str) -> PreTrainedModel:
             got=absent,
             fix="save it again with save_pretrained",
         )
+    switch_by_row(model)
     model.train(mode=False)
     return model
 

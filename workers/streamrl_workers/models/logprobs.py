@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH
 from streamrl.memory import CHUNK_LOGITS
+from streamrl_workers.models.rope import own_positions
 
 
 def answer_logprobs(model: PreTrainedModel) -> None:
@@ -43,8 +44,9 @@ def answer_logprobs(model: PreTrainedModel) -> None:
         targets_N: torch.Tensor,
         temperature: float,
         entropy: bool,
+        positions_BL: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        answer = decoder(input_ids=inputs_BL, use_cache=False)
+        answer = decoder(input_ids=inputs_BL, use_cache=False, **own_positions(positions_BL))
         hidden_NH = answer.last_hidden_state[:, first:].flatten(0, 1).index_select(0, rows_N)
 
         def head(hidden_CH: torch.Tensor) -> torch.Tensor:

@@ -251,7 +251,7 @@ class StepLoop:
 
     def _publish(self, publishing: Publishing) -> None:
         with self.recorder.during("weights"):
-            publishing.begin(self.version, self.engine.tensors())
+            publishing.begin(self.version, self.engine.tensors() | self.engine.probe())
 
     def _checkpoint(self) -> None:
         step = self.version

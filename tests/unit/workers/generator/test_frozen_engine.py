@@ -15,6 +15,7 @@ from streamrl_workers.stream.segments import trained_places, trained_tokens
 from streamrl_workers.trainer.engines.packing import PackedSample, pack_sample
 from streamrl_workers.trainer.engines.torch_engine import build_models
 from streamrl_workers.trainer.engines.worker import RankWorker
+from support.model_families import LONGROPE, save_tiny
 from support.tiny_folder import tiny_folder
 from support.tiny_trainer import REFERENCE_SEED, engine_on, tiny_worker
 from support.trainer_groups import branched, make_group, multi_turn, trainer_spec
@@ -83,6 +84,24 @@ def test_log_probs_are_those_of_the_trainer(folder: Path, slots: int, pass_token
     for lease, sample in enumerate(SAMPLES):
         assert (found[lease].finish_reason, found[lease].tokens) == ("stop", ())
         assert sum(number != 0.0 for number in found[lease].logprobs) == trained_tokens(sample)
+
+
+def test_rotary_factors_switch_by_each_samples_own_length(tmp_path: Path) -> None:
+    save_tiny(LONGROPE, tmp_path)
+    samples = [*make_group(1, vocabulary=20).samples]
+    long = pb.Sample.FromString(samples[0].SerializeToString())
+    for _ in range(5):  # 40 tokens and more, beyond the switch at 32
+        long.MergeFrom(pb.Sample(spans=samples[1].spans))
+        long.tokens += samples[1].tokens
+        long.logprobs += samples[1].logprobs
+    assert trained_tokens(long) > 32
+    found = answers(engine_of(tmp_path), [*samples, long])
+    spec = trainer_spec(algorithm=KL, temperature=TEMPERATURE)
+    worker = RankWorker(build_models(spec, model_path=str(tmp_path), device=torch.device("cpu")), spec=spec)
+    for lease, sample in enumerate([*samples, long]):
+        ((alone,), (theirs,)) = packed(measured([sample], {0: found[lease]})), worker.prepare(packed([sample]))
+        assert alone.reference_N is not None
+        assert list(alone.reference_N) == pytest.approx(list(theirs["reference_N"]), abs=1e-5)
 
 
 def test_a_batch_invariant_pool_says_of_each_sample_what_it_says_of_it_alone(folder: Path) -> None:

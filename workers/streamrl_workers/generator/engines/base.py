@@ -120,6 +120,12 @@ class Engine(Protocol):
         The bytes have been verified, and nobody writes to them; the engine keeps none of these buffers.
         """
 
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return log-probs at temperature 1 of the last tokens of each sequence, computed together as one batch, by the way of requests.
+
+        As many tokens as the engine can score; none of a sequence that has no room. Needs weights, and no active request.
+        """
+
     def kv_load(self) -> KvLoad | None:
         """How full the memory for keys and values is; None: there is no bound. From any thread, quick."""
 

@@ -55,6 +55,9 @@ class TrainEngine(Protocol):
     def tensors(self) -> dict[str, TensorBytes]:
         """The weights as they are now, by name, tied tensors once: a copy of what training changes."""
 
+    def probe(self) -> dict[str, TensorBytes]:
+        """Return what proves the first load of these weights in an engine (`models/probe.py`); nothing where no engine computes with them."""
+
     def save(self, directory: Path) -> None:
         """Write everything that training goes on from into the existing, empty `directory`."""
 

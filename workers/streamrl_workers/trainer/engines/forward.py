@@ -5,7 +5,8 @@ Does not own: logits (`logprobs.py`), the loss of the policy (`algorithms/`), wh
 Legend: B sequences, L padded input tokens, N trained tokens of all of them, V vocabulary, H hidden size.
 
 Padding is on the right and needs no mask: in a causal model nothing behind a token can change it. So attention takes
-its fastest path, and every causal architecture is served alike.
+its fastest path, and every causal architecture is served alike. A model that switches its rotary factors by length (`models/rope.py`)
+gets positions too; a sample that crosses the switch is two rows, each with the tokens that were drawn on its side.
 
 PPO's critic is the initial model's body with a scalar head. The value of a token is that of the text before it, so it is read
 at the position that predicts the token. Values are zero at the start: the head's weights are zeros, and every rank begins alike.
@@ -24,6 +25,7 @@ import torch
 from transformers import PreTrainedModel
 
 from streamrl_workers.metrics.logprob_diff import CLIPPED, LAGS, key, pool_lag, pool_lags
+from streamrl_workers.models.rope import own_positions, row_positions, split_at_switch
 from streamrl_workers.trainer.algorithms.algorithm import Aggregation, TokenBatch, TokenLoss
 from streamrl_workers.trainer.algorithms.objective import Estimator, kl_divergence
 from streamrl_workers.trainer.engines.packing import PackedSample
@@ -52,6 +54,7 @@ class MicroBatch:
     """One forward pass."""
 
     inputs_BL: torch.Tensor  # int64, padded on the right
+    positions_BL: torch.Tensor | None  # int64; None: the model numbers them itself
     first: int  # nothing is predicted before this column
     rows_N: torch.Tensor  # which of the B * (L - first) remaining positions predicts the token
     targets_N: torch.Tensor  # int64
@@ -67,23 +70,34 @@ class MicroBatch:
 
 
 def make_batch(
-    samples: Sequence[PackedSample], *, aggregation: Aggregation, device: torch.device, whole: bool = False
+    samples: Sequence[PackedSample],
+    *,
+    aggregation: Aggregation,
+    device: torch.device,
+    whole: bool = False,
+    switch: int | None = None,
 ) -> MicroBatch:
-    """The tensors of `samples`. `whole`: the last token, which predicts nothing, is read too."""
-    length = max(sample.inputs for sample in samples) + whole
-    first = min((sample.places_N[0] - 1 for sample in samples if sample.trained), default=0)
-    inputs_BL = torch.zeros(len(samples), length, dtype=torch.int64)
-    for row, sample in enumerate(samples):
-        shown = sample.inputs + whole
-        inputs_BL[row, :shown] = torch.tensor(sample.tokens[:shown])
+    """The tensors of `samples`. `whole`: the last token, which predicts nothing, is read too. `switch`: the model's (`models/rope.py`)."""
+    rows = [
+        (sample.tokens, places[-1] if places else sample.inputs, places)
+        for sample in samples
+        for places in split_at_switch(sample.places_N, switch)
+    ]
+    lengths = [length for _, length, _ in rows]
+    width = max(lengths) + whole
+    first = min((places[0] - 1 for _, _, places in rows if places), default=0)
+    inputs_BL = torch.zeros(len(rows), width, dtype=torch.int64)
+    for row, (tokens, length, _) in enumerate(rows):
+        inputs_BL[row, : length + whole] = torch.tensor(tokens[: length + whole])
     counts_B = torch.tensor([sample.trained for sample in samples])
     of_samples_B = counts_B + torch.tensor([sample.trained_elsewhere for sample in samples])
     weights_B = 1.0 / of_samples_B.clamp(min=1) if aggregation == "SequenceMean" else torch.ones(len(samples))
     targets = [sample.tokens[place] for sample in samples for place in sample.places_N]
     return MicroBatch(
         inputs_BL=inputs_BL.to(device),
+        positions_BL=None if switch is None else row_positions(lengths, width=width).to(device),
         first=first,
-        rows_N=_rows(samples, width=length - first, first=first).to(device),
+        rows_N=_rows([places for _, _, places in rows], width=width - first, first=first).to(device),
         targets_N=torch.tensor(targets, dtype=torch.int64, device=device),
         behaviour_N=_joined([sample.behaviour_N for sample in samples], device=device),
         advantages_N=_joined([sample.advantages_N for sample in samples], device=device),
@@ -97,9 +111,9 @@ def make_batch(
     )
 
 
-def _rows(samples: Sequence[PackedSample], *, width: int, first: int) -> torch.Tensor:
+def _rows(places_of: Sequence[Sequence[int]], *, width: int, first: int) -> torch.Tensor:
     """The token at place p is predicted at p - 1."""
-    rows = [row * width + place - 1 - first for row, sample in enumerate(samples) for place in sample.places_N]
+    rows = [row * width + place - 1 - first for row, places in enumerate(places_of) for place in places]
     return torch.tensor(rows, dtype=torch.int64)
 
 
@@ -133,6 +147,7 @@ class Forward:
     def _call(self, batch: MicroBatch, *, entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
         found: tuple[torch.Tensor, torch.Tensor] = self._model(
             batch.inputs_BL,
+            positions_BL=batch.positions_BL,
             first=batch.first,
             rows_N=batch.rows_N,
             targets_N=batch.targets_N,
@@ -161,9 +176,9 @@ class ValueModel(torch.nn.Module):
         body: Any = model.base_model
         return cls(body, hidden_size=model.config.get_text_config().hidden_size)
 
-    def forward(self, inputs_BL: torch.Tensor) -> torch.Tensor:
+    def forward(self, inputs_BL: torch.Tensor, *, positions_BL: torch.Tensor | None = None) -> torch.Tensor:
         """Values [B, L, heads]."""
-        hidden_BLH = self.body(input_ids=inputs_BL, use_cache=False).last_hidden_state
+        hidden_BLH = self.body(input_ids=inputs_BL, use_cache=False, **own_positions(positions_BL)).last_hidden_state
         values: torch.Tensor = self.head(hidden_BLH).to(torch.float32, copy=True)  # FSDP hooks no views
         return values
 
@@ -181,10 +196,16 @@ class UtteranceValueModel(ValueModel):
         torch.nn.init.normal_(self.head.weight, std=_HEAD_STD)
         self.target = deepcopy(self).requires_grad_(requires_grad=False)
 
-    def forward(self, inputs_BL: torch.Tensor, *, target: bool = False) -> torch.Tensor:
+    def forward(
+        self, inputs_BL: torch.Tensor, *, positions_BL: torch.Tensor | None = None, target: bool = False
+    ) -> torch.Tensor:
         """Values [B, L, heads], or those of the copy."""
-        values: torch.Tensor = self.target(inputs_BL) if target else super().forward(inputs_BL)
-        return values
+        found: torch.Tensor = (
+            self.target(inputs_BL, positions_BL=positions_BL)
+            if target
+            else super().forward(inputs_BL, positions_BL=positions_BL)
+        )
+        return found
 
     @torch.no_grad()
     def follow(self, rate: float) -> None:
@@ -196,7 +217,9 @@ class UtteranceValueModel(ValueModel):
 
 def critic_values(critic: ValueModel, batch: MicroBatch, **of: bool) -> torch.Tensor:
     """Values of each trained token [N * heads], with gradient: of the text before it, then of the text that ends with it."""
-    values_PH: torch.Tensor = critic(batch.inputs_BL, **of)[:, batch.first :].flatten(0, 1)
+    values_PH: torch.Tensor = critic(batch.inputs_BL, positions_BL=batch.positions_BL, **of)[:, batch.first :].flatten(
+        0, 1
+    )
     before_NH = values_PH[:, : critic.states].index_select(0, batch.rows_N)
     if not critic.utterances:
         return before_NH.flatten()

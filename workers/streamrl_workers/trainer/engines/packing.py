@@ -86,6 +86,19 @@ DUMMY = PackedSample(
 """Stands in where a rank has no sample: the same passes and collectives, no trained token, no gradient."""
 
 
+def scored_sample(tokens: Sequence[int]) -> PackedSample:
+    """Return tokens whose log-probs are wanted, of all but the first; none is trained."""
+    count = len(tokens) - 1
+    return PackedSample(
+        group_id=0,
+        index=0,
+        tokens=array("i", tokens),
+        places_N=array("i", range(1, count + 1)),
+        behaviour_N=array("f", [0.0]) * count,
+        advantages_N=array("d", [0.0]) * count,
+    )
+
+
 def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float = 0.0) -> list[PackedSample]:
     """The contexts of a sample to be trained in `step` of `attempt`, all its tokens with one advantage."""
     prompt, completion = unpack_int32(sample.prompt_tokens), unpack_int32(sample.tokens)

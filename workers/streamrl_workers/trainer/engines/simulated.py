@@ -83,6 +83,10 @@ class SimulatedTrainEngine:
         data = own + random.Random(self._seed).randbytes(size - len(own))
         return {_TENSOR: TensorBytes("uint8", (len(data),), memoryview(data))}
 
+    def probe(self) -> dict[str, TensorBytes]:
+        """Nothing: there is no model."""
+        return {}
+
     def save(self, directory: Path) -> None:
         """A small file."""
         (directory / _STATE_FILE).write_text(

@@ -26,8 +26,9 @@ from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.frozen import TEACHER, frozen_directory
-from streamrl_workers.models.load import load_empty, load_model, load_tokenizer
+from streamrl_workers.models.load import load_config, load_empty, load_model, load_tokenizer
 from streamrl_workers.models.logprobs import answer_logprobs
+from streamrl_workers.models.rope import rope_switch
 from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.stream.packing import pack_float32
 from streamrl_workers.trainer.algorithms import create_algorithm
@@ -128,6 +129,13 @@ class TorchEngine:
         tensors: dict[str, TensorBytes] = everywhere(self._ranks, "tensors")[0]
         return tensors
 
+    def probe(self) -> dict[str, TensorBytes]:
+        """Log-probs of fixed tokens under the weights of now, by a forward pass on every rank."""
+        if not self._pools:
+            return {}
+        probe: dict[str, TensorBytes] = everywhere(self._ranks, "probe")[0]
+        return probe
+
     def save(self, directory: Path) -> None:
         """Models, optimisers, random state; the replay buffer."""
         everywhere(self._ranks, "save", str(directory))
@@ -202,6 +210,7 @@ def build_models(
     algorithm = create_algorithm(spec)
     frozen_path = _frozen_path(spec, algorithm=algorithm, model_path=model_path, base_dir=base_dir)
     check_memory(model_path, spec=spec, algorithm=algorithm, frozen_path=frozen_path, device=device)
+    _check_switch(model_path, algorithm=algorithm, frozen_path=frozen_path)
     torch.manual_seed(spec.seed)
     load = load_model if rank_of() == 0 else load_empty  # the others get theirs as they are sharded
     model = _tuned(load(model_path), trainer=trainer)
@@ -227,6 +236,19 @@ def build_models(
     _finish(model, trainer=trainer, device=device, mesh=mesh)
     tokenizer = load_tokenizer(model_path)
     return RankModels(model=model, tokenizer=tokenizer, algorithm=algorithm, reference=reference, critic=critic)
+
+
+def _check_switch(model_path: str, *, algorithm: Algorithm, frozen_path: str | None) -> None:
+    """Refuse what does not go with rotary factors that change with the length (`models/rope.py`)."""
+    switch = rope_switch(load_config(model_path))
+    if switch is not None and isinstance(algorithm.critic, UtteranceCritic):
+        raise UserError(
+            field=ENV_MODEL_PATH,
+            rule="must have one set of rotary factors (no longrope) for a critic of utterances",
+            fix="take another model, or another algorithm",
+        )
+    if frozen_path is not None and rope_switch(load_config(frozen_path)) != switch:
+        raise UserError(field=TEACHER, rule="must switch its rotary factors (longrope) where the trained model does")
 
 
 def _tuned(model: PreTrainedModel, *, trainer: Trainer) -> PreTrainedModel:

@@ -21,18 +21,31 @@ share of the fall that has passed (N = steps of the run): Constant 1, Linear 1 -
 import gc
 import logging
 import math
+import random
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
+from streamrl_workers.models.probe import (
+    LONG_TOKENS,
+    PROBE_TEXT,
+    TEXT_VOCABULARY,
+    Prover,
+    as_tensor_bytes,
+    probe_tokens,
+)
+from streamrl_workers.models.rope import rope_switch
+from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm, TokenBatch, TokenLoss
 from streamrl_workers.trainer.engines import model_files
 from streamrl_workers.trainer.engines.forward import (
@@ -47,9 +60,9 @@ from streamrl_workers.trainer.engines.forward import (
     make_batch,
     value_loss,
 )
-from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update
+from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update, scored_sample
 from streamrl_workers.trainer.engines.rank_link import Payload
-from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, sharded
+from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of, sharded
 from streamrl_workers.weights.hashing import TensorBytes
 
 _OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
@@ -140,9 +153,13 @@ class RankWorker:
         self._precision = spec.trainer.precision
         self._temperature = spec.task.sampling.temperature
         self._device = compute_device(models.model)
+        self._switch = rope_switch(models.model.config)
         self._forward = Forward(models.model, temperature=self._temperature)
         self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
         self._critic_optimiser = _critic_optimiser(models, spec=spec)
+        self._family = str(models.model.config.model_type)
+        self._probe = _probe_tokens(models, spec=spec)
+        self._proved = False
         self._base: dict[str, TensorBytes] | None = None  # what is not trained, as published; of rank 0
         self.begin(None)
 
@@ -253,6 +270,32 @@ class RankWorker:
             return self._base | model_files.adapters(self._model)
         return self._base | model_files.tensors(self._model, precision=self._precision, trained=True)
 
+    def probe(self, payload: None) -> dict[str, TensorBytes]:
+        """Log-probs of fixed tokens as `models/probe.py` publishes them; of rank 0, and a collective."""
+        del payload
+        probe = self._scored_probe()
+        return {} if probe is None or rank_of() else as_tensor_bytes(probe)
+
+    @torch.no_grad()
+    def _scored_probe(self) -> pb.Probe | None:
+        """One forward pass. The first time the short sequence is also passed alone: its log-probs must not change. None: no room for one."""
+        if not self._probe[0]:
+            return None
+        short, long = (scored_sample(tokens) for tokens in self._probe)
+        forward = Forward(self._model, temperature=1.0)
+        beside, longer = torch.split(forward.logprobs(self._batch([short, long])), [short.trained, long.trained])
+        if not self._proved:
+            alone = forward.logprobs(self._batch([short]))
+            Prover(engine="torch", precision=self._precision).prove_alone(
+                alone.tolist(), beside.tolist(), family=self._family
+            )
+            self._proved = True
+        return pb.Probe(
+            family=self._family,
+            short=pb.ScoredTokens(tokens=pack_int32(short.tokens), logprobs=pack_float32(beside.tolist())),
+            long=pb.ScoredTokens(tokens=pack_int32(long.tokens), logprobs=pack_float32(longer.tolist())),
+        )
+
     def save(self, directory: str) -> None:
         """Models, optimisers, random state."""
         for path, model, optimiser in self._states(Path(directory)):
@@ -336,7 +379,13 @@ class RankWorker:
 
     def _batch(self, samples: Sequence[PackedSample]) -> MicroBatch:
         whole = isinstance(self._critic, UtteranceValueModel)
-        return make_batch(samples or [DUMMY], aggregation=self._algorithm.aggregation, device=self._device, whole=whole)
+        return make_batch(
+            samples or [DUMMY],
+            aggregation=self._algorithm.aggregation,
+            device=self._device,
+            whole=whole,
+            switch=self._switch,
+        )
 
     def _zero(self) -> None:
         self._accumulated: list[tuple[Sequence[PackedSample], bool, bool]] = []
@@ -384,6 +433,23 @@ class RankWorker:
         yield directory, self._model, self._optimiser
         if self._critic is not None and self._critic_optimiser is not None:
             yield directory / _CRITIC_FOLDER, self._critic, self._critic_optimiser
+
+
+def _probe_tokens(models: RankModels, *, spec: RLJobSpec) -> tuple[list[int], list[int]]:
+    """Return the tokens by which a generator's first load is proved: of a text, or of a small vocabulary in some order."""
+    config = models.model.config.get_text_config(decoder=True)
+    tokenizer: Any = models.tokenizer
+    rows = models.model.get_input_embeddings().get_parameter("weight").shape[0]
+    known = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+    text = tokenizer(PROBE_TEXT, add_special_tokens=False)["input_ids"] if len(known) >= TEXT_VOCABULARY else ()
+    switches = (rope_switch(models.model.config), getattr(config, "sliding_window", None))
+    return probe_tokens(
+        [token for token in text or random.Random(0).choices(known, k=2 * LONG_TOKENS) if token < rows],
+        begin=tokenizer("")["input_ids"],
+        limit_tokens=getattr(config, "max_position_embeddings", None) or LONG_TOKENS + 1,
+        switches=[switch for switch in switches if switch],
+        reach_tokens=max(spec.task.sampling.max_tokens, *(task.most_tokens for task in spec.task.tasks)),
+    )
 
 
 def _critic_optimiser(models: RankModels, *, spec: RLJobSpec) -> Optimiser | None:

@@ -116,6 +116,17 @@ class HfEngine:
         return []
 
     @torch.inference_mode()
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        assert not self.active(), "rows are in use"
+        if self._runner.cache.fits(rows=len(sequences), tokens=max(map(len, sequences))):
+            found = self._runner.score(sequences)
+        else:  # one after the other, as far as they fit
+            fits = [self._runner.cache.fits(rows=1, tokens=len(tokens)) for tokens in sequences]
+            found = [self._runner.score([t])[0] if fit else [] for t, fit in zip(sequences, fits, strict=True)]
+        self._prefill.forget()
+        return found
+
+    @torch.inference_mode()
     def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         assert self.version is not None, "requests were added before weights"
         assert len(requests) <= self.free(), "more requests than free slots"
@@ -132,6 +143,7 @@ class HfEngine:
         if not self._batch:
             return []
         lengths = self._arranged()
+        self._cross_switch(lengths)
         logits_bv = self._runner.decode(self._batch.tokens, positions=self._batch.positions, lengths=lengths)
         tokens_b, logprobs_b = draw_tokens(logits_bv, self._batch.draw())
         rows = self._batch.advance(tokens_b)
@@ -191,6 +203,14 @@ class HfEngine:
             self._batch.swap(row, other)
             lengths[row], lengths[other] = lengths[other], lengths[row]
         return lengths
+
+    def _cross_switch(self, lengths: Sequence[int]) -> None:
+        """Compute the keys and values of rows again that grow beyond the model's short rotary factors in this step."""
+        if self._runner.switch is None:
+            return
+        for row, length in enumerate(lengths):
+            if length == self._runner.switch + 1:
+                self._prefill.fill([self._batch.sequences[row]], first_row=row, replay=False)
 
     def _free_rows(self, rows: Sequence[int]) -> None:
         """Rows at the end that stay move into the places that become free before them, all at once."""

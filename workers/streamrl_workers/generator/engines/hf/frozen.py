@@ -20,6 +20,7 @@ from streamrl.spec.generators import HfEngineSpec as HfSpec
 from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
 from streamrl_workers.models.load import load_model
 from streamrl_workers.models.logprobs import answer_logprobs
+from streamrl_workers.models.rope import rope_switch, row_positions, split_at_switch
 from streamrl_workers.stream.packing import count_32, unpack_int32
 from streamrl_workers.stream.segments import trained_contexts
 from streamrl_workers.weights.hashing import TensorBytes
@@ -51,6 +52,7 @@ class FrozenEngine:
         self._bfloat16 = precision == "BF16"
         answer_logprobs(model.eval().requires_grad_(requires_grad=False))  # type: ignore[no-untyped-call] # transformers'
         self._model = model
+        self._switch = rope_switch(model.config)
         self._held: dict[int, pb.SampleRequest] = {}
 
     def active(self) -> int:
@@ -80,6 +82,9 @@ class FrozenEngine:
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
         raise AssertionError(f"weights of version {version} for a frozen model")
 
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        raise AssertionError(f"{len(sequences)} sequences to prove a load for a frozen model")
+
     def add(self, requests: Sequence[pb.SampleRequest]) -> list[Delta]:
         assert len(requests) <= self.free(), "more requests than free slots"
         refused = []
@@ -104,7 +109,9 @@ class FrozenEngine:
             if tokens >= self._pass_tokens:
                 break
         found = {request.lease: array("f", bytes(len(request.finished.tokens))) for request in taken}
-        for batch in _passes([one for request in taken for one in _sequences(request)], tokens=self._pass_tokens):
+        for batch in _passes(
+            [one for request in taken for one in _sequences(request, switch=self._switch)], tokens=self._pass_tokens
+        ):
             numbers = iter(self._logprobs(batch, temperature=taken[0].sampling.temperature))
             for one in batch:
                 for place in one.places:
@@ -126,6 +133,9 @@ class FrozenEngine:
         with torch.autocast(self._device.type, dtype=torch.bfloat16) if self._bfloat16 else nullcontext():
             logprobs_N, _ = self._model(
                 inputs_BL.to(self._device),
+                positions_BL=None
+                if self._switch is None
+                else row_positions([len(one.inputs) for one in batch], width=length).to(self._device),
                 first=first,
                 rows_N=torch.tensor(rows, device=self._device),
                 targets_N=torch.tensor(targets, device=self._device),
@@ -161,19 +171,20 @@ def _tokens(sample: pb.Sample) -> int:
     return count_32(sample.prompt_tokens) + count_32(sample.tokens)
 
 
-def _sequences(request: pb.SampleRequest) -> list[_Sequence]:
+def _sequences(request: pb.SampleRequest, *, switch: int | None = None) -> list[_Sequence]:
     sample = request.finished
     prompt = unpack_int32(sample.prompt_tokens)
     whole = prompt + unpack_int32(sample.tokens)
     return [
         _Sequence(
             lease=request.lease,
-            inputs=whole[begin : places[-1]],
-            places=[place - begin for place in places],
-            targets=[whole[place] for place in places],
+            inputs=whole[begin : begin + places[-1]],
+            places=places,
+            targets=[whole[begin + place] for place in places],
             begin=begin - len(prompt),
         )
-        for begin, places in trained_contexts(sample)
+        for begin, trained in trained_contexts(sample)
+        for places in split_at_switch([place - begin for place in trained], switch)
         if places
     ]
 

@@ -32,19 +32,26 @@ from transformers import PreTrainedModel
 from streamrl.errors import UserError
 from streamrl_workers.generator.engines.hf.kv_cache import SlotCache, class_width, length_buckets
 from streamrl_workers.generator.engines.hf.runner import PROBE_TOKENS, Runner, probe_tokens
+from streamrl_workers.models.rope import rope_switch
 
 BLOCK_ROWS = 16
 """More waste less on weights that are read once for all rows; fewer waste less on rows that are repeated."""
 
 
 def check_rows_apart(model: PreTrainedModel) -> None:
-    """Raise `UserError` for a model whose products have as many rows as others are routed to an expert."""
+    """Raise `UserError` for a model whose products have as many rows as others are routed to an expert, or that prefills again as it grows."""
     settings = model.config.get_text_config(decoder=True).to_dict()
     if any("expert" in name and value for name, value in settings.items()):
         raise UserError(
             field="engine.hf.batchInvariant",
             rule=f"cannot be kept for a mixture of experts, which {type(model).__name__} is: rows share an expert's product",
             fix="leave it out and set slots to 1",
+        )
+    if rope_switch(model.config) is not None:
+        raise UserError(
+            field="engine.hf.batchInvariant",
+            rule=f"cannot be kept for {type(model).__name__}, whose rotary factors change with the length (longrope)",
+            fix="leave it out",
         )
 
 

@@ -31,6 +31,8 @@ from streamrl_workers.generator.engines.hf.kv_cache import (
     length_buckets,
 )
 from streamrl_workers.generator.engines.requests import ActiveSequence
+from streamrl_workers.models.probe import COMPARED_TOKENS
+from streamrl_workers.models.rope import rope_switch, row_positions
 
 ATTENTION_NAME = "streamrl_grouped"
 
@@ -103,6 +105,7 @@ class Runner:
         register()
         model.set_attn_implementation(ATTENTION_NAME)
         self.model = model
+        self.switch = rope_switch(model.config)
         model.train(mode=False)
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
@@ -133,6 +136,34 @@ class Runner:
         narrow: dict[str, Any] = {"buckets": found} if self._passes_buckets and len(found) > 1 else {}
         width = max(bucket.width for bucket in found)
         return self._step(tokens, positions=positions, rows=self._rows[: len(tokens)], width=width, **narrow)
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return log-probs of the last tokens of each sequence, fed one by one behind a prefill of the rest. Rows must be free."""
+        order = sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
+        rows = [list(sequences[index]) for index in order]
+        scored = min(COMPARED_TOKENS, *(self._one_way(len(row)) for row in rows))
+        if scored < 1:
+            return [[] for _ in sequences]
+        self.cache.reserve(rows=len(rows), tokens=len(rows[0]))
+        for row, prefilled in self.prefill([row[: -scored - 1] for row in rows]):
+            self.cache.write([row], prefilled)
+        found: list[list[float]] = [[] for _ in sequences]
+        for back in range(scored, 0, -1):  # each row's token `back` before its end is predicted
+            lengths = [len(row) - back for row in rows]
+            fed, wanted = (
+                torch.tensor(tokens, device=self.device)
+                for tokens in ([row[-back - 1] for row in rows], [row[-back] for row in rows])
+            )
+            positions = torch.tensor(lengths, device=self.device) - 1
+            logprobs = self.decode(fed, positions=positions, lengths=lengths).float().log_softmax(-1)
+            for index, logprob in zip(order, logprobs.gather(-1, wanted.unsqueeze(-1)).flatten().tolist(), strict=True):
+                found[index].append(logprob)
+        return found
+
+    def _one_way(self, tokens: int) -> int:
+        """Return how many of a sequence's last tokens are drawn with one set of rotary factors, after at least one other token."""
+        before = tokens - 2
+        return before if self.switch is None or tokens - 1 <= self.switch else min(before, tokens - 1 - self.switch)
 
     def check(self) -> None:
         """With the first weights: raise ValueError if the model cannot be run as this does it. Rows must be free."""
@@ -170,13 +201,18 @@ class Runner:
 
     def _forward_padded(self, sequences: Sequence[Sequence[int]]) -> RecordingCache:
         """One causal forward, padded on the right: what stands behind a sequence cannot change it."""
-        longest = max(len(tokens) for tokens in sequences)
+        lengths = [len(tokens) for tokens in sequences]
+        longest = max(lengths)
+        if self.switch is None:
+            positions = torch.arange(longest).expand(len(sequences), longest)
+        else:  # each with the token that is fed next: its length decides the factors
+            longest += 1
+            positions = row_positions([length + 1 for length in lengths], width=longest)
         padded = [[*tokens, *([0] * (longest - len(tokens)))] for tokens in sequences]
         recorder = RecordingCache()
-        positions = torch.arange(longest, device=self.device).expand(len(padded), longest)
         self.model.base_model(  # no logits needed
             input_ids=torch.tensor(padded, device=self.device),
-            position_ids=positions,
+            position_ids=positions.to(self.device),
             past_key_values=recorder,
             use_cache=True,
         )

@@ -31,6 +31,7 @@ from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import CacheConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.inputs import tokens_input
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
@@ -121,6 +122,7 @@ class AsyncEngine:
         self._llm: AsyncLLM
         self._loop: asyncio.AbstractEventLoop
         self._closing: asyncio.Event
+        self._scored = 0  # calls of `score`
         started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, args=(started,), name="vllm", daemon=True)
         self._thread.start()
@@ -158,6 +160,10 @@ class AsyncEngine:
         update = self._update(version=version, info={"path": str(path), "identity": identity})
         timeout_s = self._probe_timeout_s + path.stat().st_size / _LOAD_BYTES_PER_S
         self._wait(update, timeout_s, what="an update of weights")
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Return log-probs at temperature 1 of each sequence's tokens but the first; none of one that is too long."""
+        return self._wait(self._score(sequences), self._probe_timeout_s, what="log-probs of given tokens")
 
     def close(self) -> None:
         """End vLLM's processes."""
@@ -329,6 +335,28 @@ class AsyncEngine:
         with self._filled:
             self._outputs.append(output)
             self._filled.notify_all()
+
+    async def _score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        most = self._llm.vllm_config.model_config.max_model_len - 1
+        self._scored += 1
+        names = [f"score-{self._scored}-{number}" for number in range(len(sequences))]
+        return await asyncio.gather(
+            *(
+                self._score_one(list(tokens) if len(tokens) <= most else [], name=name)
+                for name, tokens in zip(names, sequences, strict=True)
+            )
+        )
+
+    async def _score_one(self, tokens: list[int], *, name: str) -> list[float]:
+        if not tokens:
+            return []
+        params = SamplingParams(
+            max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        async for output in self._llm.generate(tokens_input(tokens, cache_salt=name), params, request_id=name):
+            found = output.prompt_logprobs
+        assert found is not None, "vLLM gave no log-probs of the prompt"
+        return [place[token].logprob for token, place in zip(tokens[1:], found[1:], strict=True) if place is not None]
 
     async def _pause(self) -> None:
         self._updating = True

@@ -20,9 +20,11 @@ from pathlib import Path
 import torch
 from prometheus_client import REGISTRY, Metric, generate_latest
 from safetensors.torch import save_file
+from transformers import PreTrainedConfig
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
+from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import VllmEngineSpec as VllmSpec
 from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
@@ -37,6 +39,7 @@ from streamrl_workers.generator.engines.vllm.options import engine_arguments
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
 from streamrl_workers.models.published import Parameters, as_tensor
+from streamrl_workers.models.rope import rope_switch
 from streamrl_workers.models.side_path import side_path_of
 from streamrl_workers.weights.hashing import TensorBytes
 
@@ -124,6 +127,9 @@ class VllmEngine:
         self.version = version
         return late
 
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return self._core.score(sequences)
+
     def kv_load(self) -> KvLoad | None:
         return self._core.kv_load()
 
@@ -196,6 +202,21 @@ def _place(tensors: Mapping[str, TensorBytes]) -> Path | None:
     return _SHARED_MEMORY if shutil.disk_usage(_SHARED_MEMORY).free > 2 * size else None
 
 
+def _limit_tokens(config: PreTrainedConfig, *, max_tokens: int) -> int:
+    """Return the most tokens of prompt and completion. vLLM takes one set of rotary factors for all lengths: the short ones here."""
+    limit, switch = limit_tokens(config), rope_switch(config)
+    if switch is None:
+        return limit
+    if max_tokens >= switch:
+        raise UserError(
+            field="spec.task.sampling.maxTokens",
+            rule=f"must be below {switch} with engine vllm, which does not switch the model's rotary factors (longrope) there",
+            got=max_tokens,
+            fix="lower it, or use engine hf",
+        )
+    return min(limit, switch)
+
+
 def create(options: EngineOptions) -> VllmEngine:
     """Start vLLM. Raises UserError for a model or arguments that it does not take, EngineFailedError where it does not start."""
     assert options.model_path is not None and isinstance(options.spec, VllmSpec)
@@ -204,7 +225,7 @@ def create(options: EngineOptions) -> VllmEngine:
     if side_path_of(model.config) is not None:
         raise ValueError("it has a side path, which engine vllm does not compute; use engine hf")
     tokenizer = load_tokenizer(options.model_path)
-    limit = limit_tokens(model.config)
+    limit = _limit_tokens(model.config, max_tokens=options.max_tokens)
     arguments = AsyncEngineArgs(**engine_arguments(options, limit_tokens=limit))
     core = AsyncEngine(arguments, probe_timeout_s=options.probe_timeout_s, failed=options.failed)
     requests = Requests(

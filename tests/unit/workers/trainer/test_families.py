@@ -1,0 +1,101 @@
+"""Log-probs and gradients of today's model families against plain transformers, each token from its own prefix alone."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.stream.packing import pack_float32, pack_int32
+from streamrl_workers.trainer.engines.forward import Forward, make_batch
+from streamrl_workers.trainer.engines.packing import PackedSample, pack_sample
+from streamrl_workers.trainer.engines.torch_engine import build_models
+from streamrl_workers.trainer.engines.worker import RankWorker
+from support.model_families import FAMILIES, LONGROPE, save_tiny
+from support.prefix_logprobs import prefix_logprobs
+from support.trainer_groups import trainer_spec
+from support.vllm_models import CHARS
+
+CPU = torch.device("cpu")
+TEMPERATURE = 0.7
+LENGTHS = ((9, 11), (6, 21), (12, 50))
+"""Tokens of prompt and completion: within a window of 16 and beyond it, short of the switch of LongRoPE at 32 and across it."""
+
+
+def _samples(vocabulary: int) -> list[PackedSample]:
+    rng = random.Random(5)
+    samples = []
+    for index, (prompt, completion) in enumerate(LENGTHS):
+        tokens = [[rng.randrange(vocabulary) for _ in range(count)] for count in (prompt, completion)]
+        sample = pb.Sample(
+            sample_index=index,
+            prompt_tokens=pack_int32(tokens[0]),
+            tokens=pack_int32(tokens[1]),
+            logprobs=pack_float32([0.0] * completion),
+            spans=[pb.VersionSpan(tokens=completion, step=0, attempt=1)],
+        )
+        samples += pack_sample(sample, step=0, attempt=1)
+    return samples
+
+
+def _from_prefixes(model: PreTrainedModel, samples: list[PackedSample]) -> torch.Tensor:
+    return torch.cat(
+        [prefix_logprobs(model, one.tokens, places=one.places_N, temperature=TEMPERATURE) for one in samples]
+    )
+
+
+def _gradients(model: PreTrainedModel, logprobs_N: torch.Tensor) -> dict[str, torch.Tensor]:
+    weights_N = torch.randn(len(logprobs_N), generator=torch.Generator().manual_seed(3))
+    (logprobs_N * weights_N).sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logprobs_and_gradients_are_those_of_each_prefix(family: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    save_tiny(family, tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    spec = trainer_spec(temperature=TEMPERATURE)
+    models = build_models(spec, model_path=str(tmp_path), device=CPU)
+    samples = _samples(len(CHARS))
+    batch = RankWorker(models, spec=spec)._batch(samples)
+    expected_N = _from_prefixes(plain, samples)
+    found_N = Forward(models.model, temperature=TEMPERATURE).logprobs(batch)
+    near = {"rtol": 1e-4, "atol": 1e-4}
+    torch.testing.assert_close(found_N, expected_N, **near)
+    models.model.zero_grad()
+    expected, found = _gradients(plain, expected_N), _gradients(models.model, found_N)
+    assert found.keys() == expected.keys()
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    for name, gradient in expected.items():
+        torch.testing.assert_close(
+            found[name] / scale, gradient / scale, **near, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def test_a_sample_has_the_same_logprobs_beside_a_longer_one(tmp_path: Path) -> None:
+    save_tiny(LONGROPE, tmp_path)
+    spec = trainer_spec()
+    worker = RankWorker(build_models(spec, model_path=str(tmp_path), device=CPU), spec=spec)
+    samples = _samples(len(CHARS))
+    together = [prepared["proximal_N"] for prepared in worker.prepare(samples)]
+    for sample, found in zip(samples, together, strict=True):
+        (alone,) = worker.prepare([sample])
+        torch.testing.assert_close(torch.tensor(found), torch.tensor(alone["proximal_N"]), rtol=1e-5, atol=1e-5)
+
+
+def test_a_critic_of_utterances_and_longrope_are_refused_together(tmp_path: Path) -> None:
+    save_tiny(LONGROPE, tmp_path)
+    with pytest.raises(UserError, match="one set of rotary factors"):
+        build_models(trainer_spec(rule="archer"), model_path=str(tmp_path), device=CPU)
+
+
+def test_padding_counts_for_no_row(tmp_path: Path) -> None:
+    samples = _samples(len(CHARS))
+    batch = make_batch(samples, aggregation="TokenMean", device=CPU, switch=32)
+    assert batch.positions_BL is not None
+    assert batch.positions_BL.amax(-1).tolist() == [18, 25, 31, 60]
+    assert len(batch.targets_N) == sum(completion for _, completion in LENGTHS)

@@ -1,0 +1,96 @@
+"""Rotary embeddings that change with the length of a sequence (LongRoPE, arXiv 2402.13753), for each sequence of a batch by its own length.
+
+Owns: at which length a model switches, how a batch keeps its sequences apart, which tokens of a sequence are on which side.
+Does not own the embedding's formula: that stays the model's own module.
+
+A model of Phi-3's kind computes with short factors up to `original_max_position_embeddings` tokens, and with long ones above. transformers
+switches by the longest position of the whole batch, so a sample's log-probs would depend on its batch mates. With the hook of `switch_by_row`
+each row switches by its largest position; padding must therefore have none that is larger (`row_positions`).
+
+A generator draws token t from the t tokens before it. So those up to the switch belong to the short factors, also in a sequence that
+grows beyond (`split_at_switch`): its keys and values are computed again there.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from streamrl.errors import UserError
+from streamrl.keys import ENV_MODEL_PATH
+
+_LONGROPE = "longrope"
+_Places = TypeVar("_Places", bound=Sequence[int])
+
+
+def rope_switch(config: PreTrainedConfig) -> int | None:
+    """Return the most tokens that the short factors are for; None: the model has one set of factors."""
+    parameters = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    if parameters.get("rope_type") != _LONGROPE:
+        return None
+    return int(parameters["original_max_position_embeddings"])
+
+
+def switch_by_row(model: PreTrainedModel) -> None:
+    """Make each row of a batch switch by its own largest position, in place.
+
+    Raises:
+        UserError: the model switches in a way that is not known here.
+    """
+    switching = [module for module in model.modules() if getattr(module, "rope_type", None) == _LONGROPE]
+    if rope_switch(model.config) is None:
+        parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+        if any(isinstance(one, dict) and one.get("rope_type") == _LONGROPE for one in parameters.values()):
+            raise _unknown(model)
+        return
+    if not switching:
+        raise _unknown(model)
+    for module in switching:
+        module.register_forward_hook(_each_row, with_kwargs=True)
+
+
+def _unknown(model: PreTrainedModel) -> UserError:
+    return UserError(
+        field=ENV_MODEL_PATH,
+        rule="must switch its rotary factors (longrope) for all layers alike",
+        got=type(model).__name__,
+        fix="take another model",
+    )
+
+
+def _each_row(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Replace the cosines and sines of the short rows, where the batch also has long ones. `output` is the module's own, by the longest."""
+    hidden: torch.Tensor = kwargs["x"] if "x" in kwargs else args[0]
+    positions_BL: torch.Tensor = kwargs["position_ids"] if "position_ids" in kwargs else args[-1]
+    config: Any = module.config
+    switch = rope_switch(config)
+    assert switch is not None, "a hook on a model that does not switch"
+    long_B1 = positions_BL.amax(-1, keepdim=True) >= switch
+    if bool(long_B1.all()) or not bool(long_B1.any()):
+        return None
+    short: tuple[torch.Tensor, torch.Tensor] = module.forward(hidden, position_ids=positions_BL.masked_fill(long_B1, 0))
+    long_B11 = long_B1.unsqueeze(-1)
+    return torch.where(long_B11, output[0], short[0]), torch.where(long_B11, output[1], short[1])
+
+
+def split_at_switch(places: _Places, switch: int | None) -> list[_Places]:
+    """Split ascending places of predicted tokens by the factors that they were drawn with; a sequence without places stays one."""
+    if switch is None:
+        return [places]
+    first_long = sum(place <= switch for place in places)
+    parts: Any = [part for part in (places[:first_long], places[first_long:]) if part]
+    return parts or [places]
+
+
+def row_positions(lengths_B: Sequence[int], *, width: int) -> torch.Tensor:
+    """Positions [B, width] of rows that are padded on the right: padding repeats a row's last one."""
+    last_B1 = torch.tensor(lengths_B).unsqueeze(1) - 1
+    return torch.minimum(torch.arange(width).unsqueeze(0), last_B1)
+
+
+def own_positions(positions_BL: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Return what a decoder takes beside its tokens: nothing where it numbers them itself, as some can only do."""
+    return {} if positions_BL is None else {"position_ids": positions_BL}
