@@ -95,8 +95,6 @@ def complete_structure(model: PreTrainedModel) -> None:
 def save_with_side_path(model: PreTrainedModel, directory: Path) -> None:
     """As `load_with_side_path` reads it; transformers finds no weights there."""
     model.config.save_pretrained(directory)
-    if model.generation_config is not None:
-        model.generation_config.save_pretrained(directory)
     save_model(model, str(directory / _FILE))
 
 
