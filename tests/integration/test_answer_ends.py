@@ -99,9 +99,7 @@ def test_generate_ends_where_the_run_did(
 
 @pytest.mark.parametrize("sherl", [None, Sherl.model_validate({"lateLayers": 1, "width": 4})])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.6, "top_p": 0.9}])
-def test_an_export_keeps_the_generation_settings(
-    settings: dict[str, Any], sherl: Sherl | None, tmp_path: Path
-) -> None:
+def test_an_export_keeps_the_generation_settings(settings: dict[str, Any], sherl: Sherl | None, tmp_path: Path) -> None:
     """Also such that `save_pretrained` refuses, as of many models; and once more when the export is trained on."""
     folder = save_speaker(tmp_path / "0", **BOTH, **settings)
     for export in (tmp_path / "1", tmp_path / "2"):

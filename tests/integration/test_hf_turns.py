@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.model import ScratchModel
-from streamrl_workers.generator.engines.base import Delta
 from streamrl_workers.answer_ends import written_end
+from streamrl_workers.generator.engines.base import Delta
 from streamrl_workers.generator.engines.hf.engine import HfEngine
 from streamrl_workers.models.published import Parameters
 from streamrl_workers.models.scratch import build_model, build_tokenizer

@@ -1,5 +1,6 @@
 """A model that says one thing: each token is followed by the next of a text, whatever came before."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def speaking_model() -> Qwen3ForCausalLM:
                 parameter.zero_()
         for number in range(len(WORDS)):
             model.model.embed_tokens.weight[number, number] = 1.0
-        for word, after in zip(SAYS, SAYS[1:], strict=False):
+        for word, after in itertools.pairwise(SAYS):
             model.lm_head.weight[WORDS.index(after), WORDS.index(word)] = 10.0
     return model
 

@@ -16,7 +16,9 @@ from support.tree import python
 ENDS = {0: OTHER_END, 2: END}
 PLAIN = "{% for m in messages %}{{ m.content + '\\n' }}{% endfor %}"
 SPACED = "{% for m in messages %}{{ m.content + '\\n<|im_end|>' }}{% endfor %}"
-ENDS_LAST = "{% for m in messages %}{{ m.content }}{% if loop.last %}<|im_end|>{% else %}<|im_start|>{% endif %}{% endfor %}"
+ENDS_LAST = (
+    "{% for m in messages %}{{ m.content }}{% if loop.last %}<|im_end|>{% else %}<|im_start|>{% endif %}{% endfor %}"
+)
 
 
 def ids(*words: str) -> tuple[int, ...]:

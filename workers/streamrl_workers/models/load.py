@@ -16,13 +16,11 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.initialization import no_init_weights
-from transformers.utils import GENERATION_CONFIG_NAME
 
 from streamrl.errors import UserError, shorten
 from streamrl.spec.model import HuggingFaceModel
@@ -102,8 +100,6 @@ def load_model(model_path: str) -> PreTrainedModel:
     if side_path_of(load_config(model_path)) is not None:
         built = load_structure(model_path)
         _translated(lambda: load_with_side_path(built, model_path), what="model", path=model_path)
-        if (Path(model_path) / GENERATION_CONFIG_NAME).is_file():
-            built.generation_config = GenerationConfig.from_pretrained(model_path)
         return built
     loaded: Any = _translated(
         lambda: AutoModelForCausalLM.from_pretrained(model_path, dtype=DTYPE, output_loading_info=True, **_SAFE),

@@ -121,9 +121,7 @@ class StatusEndpoint:
         self._step_clock.recorded(now_s=now_s)
         before = self._last_line.get("above_bound", {})
         truncated = step.stats.truncated / max(step.stats.samples, 1)
-        above = logprob_diff.steps_above(
-            step.trainer_metrics, truncated=truncated, bound=self._bound, before=before
-        )
+        above = logprob_diff.steps_above(step.trainer_metrics, truncated=truncated, bound=self._bound, before=before)
         line = step_line(step, view=self._core.view(), instants=self._instants(), interval_s=interval_s)
         before_cost = cost.total(self._last_line) or 0.0
         self._last_line = line | {"above_bound": above, "bubbles": self._bubbles()}
