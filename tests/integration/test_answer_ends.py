@@ -15,12 +15,14 @@ from streamrl_cli.main import main
 from streamrl_cli.runner.folder import create_folder
 from streamrl_workers.generator.engines import create_hf
 from streamrl_workers.generator.engines.base import Delta, EngineOptions
+from streamrl_workers.metrics.jsonl import read_jsonl
 from streamrl_workers.models.load import load_model, load_tokenizer
 from streamrl_workers.models.side_path import add_side_path
 from streamrl_workers.stream.model_files import model_files
 from streamrl_workers.trainer.engines import model_files as trained_files
 from support.engine_requests import request, sampling
 from support.jobs import simulated_job
+from support.runs import LocalRun
 from support.speaking_models import CHATML, END, WORDS, save_speaker, speaker_weights
 
 BOTH = {"eos_token_id": [0, 2]}
@@ -116,3 +118,31 @@ def test_an_export_keeps_the_generation_settings(settings: dict[str, Any], sherl
 
 def test_generators_of_another_cluster_get_the_generation_settings(tmp_path: Path) -> None:
     assert tmp_path / "generation_config.json" in model_files(save_speaker(tmp_path, **BOTH))
+
+
+@pytest.mark.timeout(400)
+def test_a_run_rewards_answers_that_end_in_training_and_evaluation(tmp_path: Path) -> None:
+    save_speaker(tmp_path / "model", **BOTH)
+    rows = [json.dumps({"prompt": "say:" * (1 + number), "answer": "hello"}) for number in range(12)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    task = {
+        "dataset": {"jsonl": {"path": "rows.jsonl"}},
+        "groupSize": 2,
+        "sampling": {"maxTokens": 9},
+        "rewards": [{"name": "hello", "exactMatch": {}}],
+        "evaluation": {"maxPrompts": 1, "intervalSteps": 1},
+    }
+    spec = {
+        "model": {"path": {"directory": "model"}},
+        "task": task,
+        "algorithm": {"grpo": {}},
+        "pipeline": {"mode": "StreamSync", "maxStalenessSteps": 0, "batchGroups": 2, "steps": 1},
+        "generators": [{"name": "g", "engine": {"hf": {"slots": 4}}}],
+    }
+    job = {"apiVersion": "streamrl.io/v1alpha1", "kind": "RLJob", "metadata": {"name": "ends"}, "spec": spec}
+    run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
+    assert run.process.wait(390) == 0, run.logs()
+    (step,) = read_jsonl(run.folder / "metrics" / "steps.jsonl")
+    assert (step["reward_mean"], step["truncated"], step["length_max"]) == (1.0, 0, 3)
+    assert [line["mean_reward"] for line in read_jsonl(run.folder / "metrics" / "evaluations.jsonl")] == [1.0, 1.0]
+    assert BOTH.items() <= json.loads((run.folder / "model" / "generation_config.json").read_text()).items()
