@@ -182,6 +182,7 @@ def main() -> None:
         made = HfEngine(
             model=make_model(hidden=args.hidden, layers=args.layers),
             tokenizer=tokenizer,
+            end_ids=frozenset(),
             slots=slots,
             batch_invariant=batch_invariant,
         )

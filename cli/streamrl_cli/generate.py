@@ -1,7 +1,7 @@
 """`streamrl generate --checkpoint RUN|DIR --prompt TEXT`: tries a trained model with the engine that trained it.
 
 A run whose job has `task.chat` was trained on conversations: a prompt is then the user's turn in its chat template,
-which puts the special tokens in. `task.format` is not applied: a prompt is what the model reads.
+which puts the special tokens in. `task.format` is not applied: a prompt is what the model reads. Completions end where those of the run did.
 """
 
 import argparse
@@ -12,7 +12,7 @@ from streamrl import keys
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import read_job
-from streamrl.spec.task import Chat
+from streamrl.spec.task import Chat, SingleTask
 from streamrl_cli import console
 
 
@@ -34,9 +34,11 @@ def run(args: argparse.Namespace) -> int:
     directory = model_directory(args.checkpoint)
     from streamrl_workers.generator.engines.hf.engine import complete
 
-    sampling = pb.Sampling(temperature=args.temperature, top_p=1.0, max_tokens=args.max_tokens)
+    task = task_of(args.checkpoint)
+    chat = None if task is None else task.chat
+    stop = () if task is None else task.sampling.stop
+    sampling = pb.Sampling(temperature=args.temperature, top_p=1.0, max_tokens=args.max_tokens, stop=stop)
     asked = [prompt for prompt in args.prompt for _ in range(args.samples)]
-    chat = chat_of(args.checkpoint)
     texts = complete(
         in_chat(asked, chat=chat, directory=directory),
         model_path=str(directory),
@@ -50,12 +52,12 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def chat_of(checkpoint: Path) -> Chat | None:
-    """`chat` of the run that `checkpoint` is, or whose exported model it is: of its first task. None for other directories."""
+def task_of(checkpoint: Path) -> SingleTask | None:
+    """Return the first task of the run that `checkpoint` is, or whose exported model it is; None for other directories."""
     model = checkpoint.resolve()
     run = model.parent if model.name == keys.DIR_EXPORT else model
     job_file = run / keys.FILE_JOB
-    return read_job(job_file, beneath=run).spec.task.tasks[0].chat if job_file.is_file() else None
+    return read_job(job_file, beneath=run).spec.task.tasks[0] if job_file.is_file() else None
 
 
 def in_chat(prompts: Sequence[str], *, chat: Chat | None, directory: Path) -> list[str]:

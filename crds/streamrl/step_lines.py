@@ -20,6 +20,7 @@ STEP_LINE = {
     "tokens": "Their tokens.",
     "length_mean": "Mean tokens of a sample.",
     "length_max": "Tokens of the longest sample.",
+    "truncated": "Samples that ended at a limit of tokens: `maxTokens`, or the model's positions.",
     "turns_mean": "Mean turns of a sample.",
     "staleness_mean": "Mean staleness of the groups, in steps.",
     "staleness_max": "Largest staleness, in steps.",
@@ -31,7 +32,7 @@ STEP_LINE = {
     "reissued": "Samples that were given to another generator since the line before.",
     "samples_per_s": "Samples of the step over the time since the line before.",
     "tokens_per_s": "The same of tokens.",
-    "above_bound": "Steps in a row that the train-infer log-prob difference has been above its bound.",
+    "above_bound": "Steps in a row above each bound that is watched: of the train-infer log-prob difference, clipped sequences, truncated samples.",
     "bubbles": "Shares of the wall time by part, of generators and trainer, over the last heartbeats.",
     "trainer": "The trainer's numbers of the step.",
 }

@@ -12,6 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import HfEngineSpec as HfSpec
+from streamrl_workers.answer_ends import written_end
 from streamrl_workers.generator.engines import create_hf
 from streamrl_workers.generator.engines.base import Delta, EngineOptions
 from streamrl_workers.generator.engines.hf import runner
@@ -79,7 +80,9 @@ def engine_for(
 ) -> HfEngine:
     config = copy.copy(model.config)
     config.max_position_embeddings = positions or config.max_position_embeddings
-    engine = HfEngine(model=AutoModelForCausalLM.from_config(config), tokenizer=tokenizer, slots=slots)
+    structure = AutoModelForCausalLM.from_config(config)
+    end_ids = frozenset(written_end(tokenizer, chat=False))
+    engine = HfEngine(model=structure, tokenizer=tokenizer, end_ids=end_ids, slots=slots)
     engine.load_weights(version=1, tensors=published(model))
     return engine
 
@@ -393,7 +396,7 @@ REFUSED = {
 def test_unsupported_architectures_are_refused_by_name(model_type: str, tokenizer: PreTrainedTokenizerFast) -> None:
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**REFUSED[model_type]))
     with pytest.raises(ValueError, match=f"{model_type}.*not supported by engine hf"):
-        HfEngine(model=model, tokenizer=tokenizer, slots=2)
+        HfEngine(model=model, tokenizer=tokenizer, end_ids=frozenset(), slots=2)
 
 
 def test_weights_that_do_not_fit_change_nothing(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:

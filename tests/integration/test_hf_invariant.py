@@ -94,7 +94,9 @@ def engine_for(
 ) -> HfEngine:
     weights = Parameters(make(kind, seed=3).to(dtype)).snapshot()
     model = make(kind, seed=0).to(dtype)
-    engine = HfEngine(model=model, tokenizer=tokenizer, slots=slots, batch_invariant=invariant, kv_bytes=kv_bytes)
+    engine = HfEngine(
+        model=model, tokenizer=tokenizer, end_ids=frozenset(), slots=slots, batch_invariant=invariant, kv_bytes=kv_bytes
+    )
     engine.load_weights(version=1, tensors=weights)
     return engine
 
@@ -171,7 +173,9 @@ def test_a_machine_where_places_matter_is_refused(
     endless: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that adds the least to one row of a block, as kernels may that treat the last row by itself."""
-    engine = HfEngine(model=make("qwen2", seed=0), tokenizer=endless, slots=2, batch_invariant=True)
+    engine = HfEngine(
+        model=make("qwen2", seed=0), tokenizer=endless, end_ids=frozenset(), slots=2, batch_invariant=True
+    )
     head = engine._runner.model.lm_head
 
     def by_place(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
@@ -196,4 +200,4 @@ def test_a_mixture_of_experts_is_refused(endless: PreTrainedTokenizerFast) -> No
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 16}
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts))
     with pytest.raises(UserError, match="cannot be kept for a mixture of experts, which Qwen3MoeForCausalLM is"):
-        HfEngine(model=model, tokenizer=endless, slots=2, batch_invariant=True)
+        HfEngine(model=model, tokenizer=endless, end_ids=frozenset(), slots=2, batch_invariant=True)

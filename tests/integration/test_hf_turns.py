@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.model import ScratchModel
+from streamrl_workers.answer_ends import written_end
 from streamrl_workers.generator.engines.base import Delta
 from streamrl_workers.generator.engines.hf.engine import HfEngine
 from streamrl_workers.models.published import Parameters
@@ -41,7 +42,8 @@ def model(tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
 
 def engine_for(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, *, slots: int = 4) -> HfEngine:
     structure = AutoModelForCausalLM.from_config(model.config)
-    engine = HfEngine(model=structure, tokenizer=tokenizer, slots=slots)
+    end_ids = frozenset(written_end(tokenizer, chat=False))
+    engine = HfEngine(model=structure, tokenizer=tokenizer, end_ids=end_ids, slots=slots)
     engine.load_weights(version=1, tensors=Parameters(model).snapshot())
     return engine
 

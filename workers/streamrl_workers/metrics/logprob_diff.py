@@ -25,7 +25,7 @@ MEASURES = {
     "sequence_clip_fraction": "pool_sequence_clip_ratio",
 }
 """What is said of each pair of pool and lag -> the scheduler's metric of it."""
-MEAN, CLIPPED = "train_infer_logprob_diff_mean", "sequence_clip_fraction"
+MEAN, CLIPPED, TRUNCATED = "train_infer_logprob_diff_mean", "sequence_clip_fraction", "truncated"
 LAGS = ("0", "1", "2", "3", "4+")
 OTHER = "_other"
 """The pool of a generator whose name is not `generator-<pool>-<number>` of the job: no name of a pool has such a character."""
@@ -34,13 +34,21 @@ SEQUENCE_CLIP_BOUND = 0.9
 SEQUENCE_CLIP_STEPS = 5
 """In a row: single steps of few sequences are above it by chance."""
 
-DIFF_HIGH, SEQUENCES_CLIPPED = "TrainInferLogprobDiffHigh", "SequencesClipped"
-WARNINGS = (DIFF_HIGH, SEQUENCES_CLIPPED)
+TRUNCATED_BOUND = 0.9
+"""Share of samples that end at a limit. Above it from the first step on, hardly any answer has an end that the run knows."""
+
+DIFF_HIGH, SEQUENCES_CLIPPED, ANSWERS_TRUNCATED = "TrainInferLogprobDiffHigh", "SequencesClipped", "AnswersTruncated"
+WARNINGS = (DIFF_HIGH, SEQUENCES_CLIPPED, ANSWERS_TRUNCATED)
 """All types of warnings."""
 _CLIPPED_MESSAGE = (
     f"the ratios of more than {SEQUENCE_CLIP_BOUND:.0%} of the sequences are outside the clip, for {SEQUENCE_CLIP_STEPS} steps or more: the clip is "
     "narrower than the policies are apart; widen clipLow and clipHigh, lower learningRate or maxStalenessSteps, or set algorithm.correction "
     "to truncatedImportance"
+)
+_TRUNCATED_MESSAGE = (
+    f"more than {TRUNCATED_BOUND:.0%} of the answers end at a limit of tokens, since the first step: look at some with streamrl samples; if they "
+    "are cut off, raise sampling.maxTokens; if they run on behind their end, no end token is known of what the model writes there: add it to "
+    "eos_token_id in the model's generation_config.json, or to sampling.stop"
 )
 
 
@@ -85,11 +93,20 @@ def read(metrics: Mapping[str, float | None], *, measure: str) -> dict[PoolLag, 
     return found
 
 
-def steps_above(metrics: Mapping[str, float], *, bound: LogprobDiffBound, before: Mapping[str, int]) -> dict[str, int]:
-    """How many steps in a row, this one included, were above each bound; a step that measured nothing changes nothing."""
+def steps_above(
+    metrics: Mapping[str, float], *, truncated: float, bound: LogprobDiffBound, before: Mapping[str, int]
+) -> dict[str, int]:
+    """How many steps in a row, this one included, were above each bound; a step that measured nothing changes nothing.
+
+    `truncated`: share of the step's samples that ended at a limit of tokens.
+    """
     diffs = [value for at, value in read(metrics, measure=MEAN).items() if at.lag == LAGS[0]]
     clipped = [metrics[CLIPPED]] if metrics.get("forward_tokens") and CLIPPED in metrics else []
-    found = {MEAN: (diffs, bound.max_mean), CLIPPED: (clipped, SEQUENCE_CLIP_BOUND)}
+    found = {
+        MEAN: (diffs, bound.max_mean),
+        CLIPPED: (clipped, SEQUENCE_CLIP_BOUND),
+        TRUNCATED: ([truncated], TRUNCATED_BOUND),
+    }
     return {name: _counted(values, limit=limit, before=before.get(name, 0)) for name, (values, limit) in found.items()}
 
 
@@ -106,12 +123,15 @@ def warnings(line: Mapping[str, Any], *, bound: LogprobDiffBound) -> Iterator[Tr
         yield TrainingWarning(type=DIFF_HIGH, message=_diff_message(line["trainer"], bound=bound))
     if above.get(CLIPPED, 0) >= SEQUENCE_CLIP_STEPS:
         yield TrainingWarning(type=SEQUENCES_CLIPPED, message=_CLIPPED_MESSAGE)
+    if above.get(TRUNCATED, 0) > line.get("step", 0):
+        yield TrainingWarning(type=ANSWERS_TRUNCATED, message=_TRUNCATED_MESSAGE)
 
 
 def new_warnings(line: Mapping[str, Any], *, bound: LogprobDiffBound) -> list[TrainingWarning]:
     """Those that begin to hold with this step."""
     before = {name: count - 1 for name, count in line.get("above_bound", {}).items()}
-    known = {one.type for one in warnings({**line, "above_bound": before}, bound=bound)}
+    earlier = {**line, "step": max(line.get("step", 0) - 1, 0), "above_bound": before}
+    known = {one.type for one in warnings(earlier, bound=bound)}
     return [one for one in warnings(line, bound=bound) if one.type not in known]
 
 

@@ -40,6 +40,7 @@ from streamrl.spec import RLJobSpec, read_job
 from streamrl.spec.base import is_url
 from streamrl.spec.model import ScratchModel
 from streamrl.text import say
+from streamrl_workers.answer_ends import end_tokens
 from streamrl_workers.models.frozen import TEACHER, check_same_tokens, frozen_directory
 from streamrl_workers.models.load import MODEL_PATTERNS, count_parameters, download, load_tokenizer
 from streamrl_workers.models.scratch import build_model, build_tokenizer
@@ -106,7 +107,7 @@ def prepare(spec: RLJobSpec, *, cache_dir: Path, base_dir: Path, report: Report)
     else:
         assert model.path is not None
         directory = _find_directory(model.path.directory, base_dir=base_dir, cache_dir=cache_dir)
-    load_tokenizer(str(directory))
+    end_tokens(directory, load_tokenizer(str(directory)))  # here the user's mistakes are one line
     if spec.algorithm.teacher is not None:
         teacher = frozen_directory(spec.algorithm.teacher, base_dir=base_dir, field=TEACHER, fetched=False)
         check_same_tokens(teacher, policy=str(directory), field=TEACHER)

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_model, save_model
 from torch.nn.functional import linear, normalize, relu, rms_norm
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from streamrl.errors import UserError
 from streamrl.spec.training import Sherl
@@ -95,14 +96,14 @@ def complete_structure(model: PreTrainedModel) -> None:
 def save_with_side_path(model: PreTrainedModel, directory: Path) -> None:
     """As `load_with_side_path` reads it; transformers finds no weights there."""
     model.config.save_pretrained(directory)
-    if model.generation_config is not None:
-        model.generation_config.save_pretrained(directory)
     save_model(model, str(directory / _FILE))
 
 
 def load_with_side_path(model: PreTrainedModel, directory: str) -> None:
-    """The weights into their structure. Raises where some are missing or unknown."""
+    """Load weights and generation settings into their structure. Raises where weights are missing or unknown."""
     load_model(model, Path(directory) / _FILE)
+    if (Path(directory) / GENERATION_CONFIG_NAME).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(directory)
 
 
 def _add(model: PreTrainedModel, spec: Sherl) -> None:

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from streamrl.errors import UserError
 from streamrl.spec.model import WarmUp
+from streamrl_workers.answer_ends import written_end
 from streamrl_workers.tasks.dataset import MixedDataset
 
 IGNORED = -100
@@ -101,9 +102,9 @@ def schedule(step: int, *, steps: int) -> float:
 
 def make_batch(pairs: Sequence[WarmUpPair], *, tokenizer: PreTrainedTokenizerFast) -> WarmUpBatch:
     """Prompt, target and end token of each pair; only the latter two carry labels."""
-    end = tokenizer.eos_token_id
+    end = written_end(tokenizer, chat=False)
     prompts = [tokenizer.encode(pair.prompt, add_special_tokens=False) for pair in pairs]
-    targets = [[*tokenizer.encode(pair.target, add_special_tokens=False), end] for pair in pairs]
+    targets = [[*tokenizer.encode(pair.target, add_special_tokens=False), *end] for pair in pairs]
     longest = max(len(prompt) + len(target) for prompt, target in zip(prompts, targets, strict=True))
     ids_BT = torch.full((len(pairs), longest), tokenizer.pad_token_id, dtype=torch.long)
     labels_BT = torch.full_like(ids_BT, IGNORED)

@@ -134,6 +134,8 @@ class SampleStats:
     """Turns of the model; one for each sample without an environment."""
     resampled: int = 0
     """Samples that have none by right."""
+    truncated: int = 0
+    """Samples that ended at a limit of tokens."""
     part_sums: Mapping[str, float]
     """By the reward's name, before weights, over the samples that have a reward: each of these has all parts."""
 
@@ -165,6 +167,7 @@ def _stats_of_one(sample: pb.Sample) -> SampleStats:
         reward_sum=sample.reward if has_reward else 0.0,
         reward_count=int(has_reward),
         resampled=int(sample.resampled),
+        truncated=int(sample.finish_reason == "length"),
         lengths=(tokens,),
         turns_sum=sum(not segment.observation for segment in sample.segments) or 1,
         part_sums=dict(sample.reward_parts) if has_reward else {},
@@ -183,6 +186,7 @@ def add_up(stats: Iterable[SampleStats]) -> SampleStats:
         reward_sum=sum(one.reward_sum for one in some),
         reward_count=sum(one.reward_count for one in some),
         resampled=sum(one.resampled for one in some),
+        truncated=sum(one.truncated for one in some),
         lengths=tuple(tokens for one in some for tokens in one.lengths),
         turns_sum=sum(one.turns_sum for one in some),
         part_sums=dict(sorted(part_sums.items())),

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError, shorten
-from streamrl.files import parse_json
 from streamrl.spec.task import Chat
+from streamrl_workers.answer_ends import end_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -52,7 +52,7 @@ def open_chat(chat: Chat, *, model_path: str) -> "ChatTemplate":
         if name in chat.template_arguments:
             raise UserError(field=f"{FIELD}.templateArguments.{name}", rule="is set by the run", fix="remove it")
     tokenizer = _load(model_path)
-    template = ChatTemplate(tokenizer, chat=chat, ends=_ends(tokenizer, directory=Path(model_path)))
+    template = ChatTemplate(tokenizer, chat=chat, ends=end_tokens(Path(model_path), tokenizer))
     if _PROBE not in template.prompt(_PROBE):
         raise UserError(field=FIELD, rule="the tokenizer's chat template leaves the user's text out", got=model_path)
     return template
@@ -86,24 +86,6 @@ def load_fast_tokenizer(model_path: str, *, field: str) -> "PreTrainedTokenizerF
             fix="save it with save_pretrained, so that tokenizer.json is there",
         ) from error
     return loaded
-
-
-def _ends(tokenizer: "PreTrainedTokenizerFast", *, directory: Path) -> dict[int, str]:
-    """Tokens at which a completion ends, as the engine takes them: of the tokenizer and of the generation settings."""
-    ids = [tokenizer.eos_token_id]
-    file = directory / "generation_config.json"
-    if file.is_file():
-        try:
-            named = parse_json(file.read_text(encoding="utf-8")).get("eos_token_id")
-        except (ValueError, AttributeError):  # a broken file: the engine says so when it loads the model
-            named = None
-        ids += named if isinstance(named, list) else [named]
-    known = range(len(tokenizer))
-    return {
-        number: str(tokenizer.convert_ids_to_tokens(number))
-        for number in ids
-        if type(number) is int and number in known
-    }
 
 
 class ChatTemplate:
@@ -149,7 +131,11 @@ class ChatTemplate:
 
     def without_end(self, glue: str) -> str:
         """What follows a turn of the model that has ended with its end token: that stands in the sequence already."""
-        return glue.removeprefix(next((end for end in self._ends.values() if glue.startswith(end)), ""))
+        for end in self._ends.values():
+            before, found, after = glue.partition(end)
+            if found and not before.strip():  # a template may set a space before it, as Llama 2's does
+                return after
+        return glue
 
     def _render(self, messages: Sequence[Message], *, tools: Tools) -> str:
         arguments: dict[str, Any] = self._arguments | ({"tools": list(tools)} if tools else {})

@@ -7,6 +7,7 @@ import pytest
 
 from streamrl.spec.training import LogprobDiffBound
 from streamrl_workers.metrics.logprob_diff import (
+    ANSWERS_TRUNCATED,
     CLIPPED,
     DIFF_HIGH,
     MEAN,
@@ -33,12 +34,13 @@ def clipped(share: float) -> dict[str, float]:
     return {"forward_tokens": 9.0, CLIPPED: share}
 
 
-def lines(steps: Sequence[Mapping[str, float]]) -> Iterator[dict[str, Any]]:
-    """As the scheduler writes them."""
+def lines(steps: Sequence[Mapping[str, float]], *, truncated: Sequence[float] = ()) -> Iterator[dict[str, Any]]:
+    """As the scheduler writes them; `truncated`: the share of each step."""
     above: dict[str, int] = {}
-    for metrics in steps:
-        above = steps_above(metrics, bound=BOUND, before=above)
-        yield {"trainer": metrics, "above_bound": above}
+    for step, metrics in enumerate(steps):
+        share = truncated[step] if truncated else 0.0
+        above = steps_above(metrics, truncated=share, bound=BOUND, before=above)
+        yield {"step": step, "trainer": metrics, "above_bound": above}
 
 
 def said(steps: Sequence[Mapping[str, float]]) -> list[list[str]]:
@@ -91,6 +93,32 @@ def test_a_clip_that_leaves_nearly_everything_out_is_told_once_it_lasts() -> Non
     most, half, empty = clipped(0.95), clipped(0.5), {"forward_tokens": 0.0, CLIPPED: 0.0}
     steps = [most] * 4 + [half] + [most] * 2 + [empty] * 2 + [most] * 4
     assert said(steps) == [[]] * 11 + [[SEQUENCES_CLIPPED]] + [[]]
+
+
+@pytest.mark.parametrize(
+    ("shares", "told_at", "holds_at"),
+    [
+        ([0.95, 1.0, 0.95], [0], [0, 1, 2]),
+        ([1.0, 0.5, 1.0], [0], [0]),
+        ([0.5, 1.0, 1.0], [], []),
+        ([0.9, 0.9, 0.9], [], []),
+    ],
+)
+def test_answers_that_end_at_a_limit_from_the_first_step_on_are_told_once(
+    shares: list[float], told_at: list[int], holds_at: list[int]
+) -> None:
+    steps = list(lines([{}] * 3, truncated=shares))
+    assert [at for at, line in enumerate(steps) if new_warnings(line, bound=BOUND)] == told_at
+    assert [at for at, line in enumerate(steps) if list(warnings(line, bound=BOUND))] == holds_at
+
+
+def test_the_warning_of_truncated_answers_says_where_to_look() -> None:
+    (line,) = lines([{}], truncated=[1.0])
+    (warning,) = warnings(line, bound=BOUND)
+    assert warning.type == ANSWERS_TRUNCATED
+    for words in ("streamrl samples", "sampling.maxTokens", "generation_config.json", "sampling.stop"):
+        assert words in warning.message
+    assert len(warning.message) < 1024
 
 
 def test_a_line_of_an_earlier_release_has_no_warning() -> None:

@@ -56,14 +56,20 @@ def test_a_turn_ends_at_the_end_tokens_of_tokenizer_and_generation_settings(tmp_
     assert [chat.ends_turn(number) for number in ids] == [True, True, False]
 
 
-@pytest.mark.parametrize(
-    "named", ["[" * 100_000, "-1", "9" * 30, "9" * 5000, "[true, null, 1.5, {}, 10000000]", '"<|im_end|>"']
-)
+@pytest.mark.parametrize("named", ["-1", "9" * 30, "[true, null, 1.5, {}, 10000000]", '"<|im_end|>"'])
 def test_end_tokens_that_no_tokenizer_has_are_left_out(tmp_path: Path, named: str) -> None:
     made = save_tokenizer(tmp_path)
     (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {named}}}')
     chat = open_chat(Chat(), model_path=made)
     assert [token for token in range(200) if chat.ends_turn(token)] == [2]
+
+
+@pytest.mark.parametrize("named", ["[" * 100_000, "9" * 5000, "{"])
+def test_broken_generation_settings_are_one_line(tmp_path: Path, named: str) -> None:
+    made = save_tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {named}}}')
+    with pytest.raises(UserError, match=r"^\S*generation_config\.json: is not JSON: [^\n]*$"):
+        open_chat(Chat(), model_path=made)
 
 
 def test_special_tokens_are_not_added_twice(tmp_path: Path) -> None:

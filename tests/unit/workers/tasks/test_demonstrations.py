@@ -16,10 +16,12 @@ from streamrl_workers.stream.segments import context_ranges, trained_places
 from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
 from streamrl_workers.tasks.protocol import demonstration_row, result_of
 from streamrl_workers.tasks.values import Demonstration, NeedPrompts, Prompt, Split
+from support.speaking_models import CHATML, END, OTHER_END, WORDS, speaking_tokenizer
 from support.supervised_jobs import ROWS, write_model, write_rows
 from support.task_jobs import make_task
 
 JSONL = {"jsonl": {"path": "rows.jsonl", "answerField": "completion"}}
+PLAIN_TEMPLATE = "{% for m in messages %}{{ m.content + '\\n' }}{% endfor %}"
 PROMPT = NeedPrompts(split="train", first_index=0, count=1)
 PARQUET = {"huggingFace": {"path": "rows.parquet", "answerField": "completion"}}
 
@@ -58,6 +60,24 @@ def test_tokens_are_those_of_an_engine_and_the_end_is_learned(dataset: dict[str,
             tokenizer.eos_token_id,
         ]
         assert (found.segments[0].text, found.truncated, found.reward) == (item.target, False, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "end"), [(CHATML, {}, END), (CHATML, None, OTHER_END), (PLAIN_TEMPLATE, {}, OTHER_END)]
+)
+def test_an_answer_ends_as_the_chat_template_ends_a_turn(
+    template: str, chat: dict[str, Any] | None, end: str, tmp_path: Path
+) -> None:
+    """Without `chat`, or if the template names no end token, it ends with the tokenizer's."""
+    speaking_tokenizer(template=template).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    rows = [{"prompt": "say:" * (1 + number % 9), "completion": "hello"} for number in range(ROWS)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = make_task(dataset=JSONL, sampling={"maxTokens": 3}, **({} if chat is None else {"chat": chat}))
+    opened = open_dataset(task, seed=0, base_dir=tmp_path, model_path=str(tmp_path), supervised=SupervisedSpec())
+    found = shown(opened.only, 0)
+    assert [WORDS[token] for token in unpack_int32(found.tokens)] == ["hel", "lo", end]
+    assert (found.segments[0].text, found.truncated) == ("hello", False)
 
 
 def test_a_long_answer_is_cut_and_has_no_end(base: Path) -> None:

@@ -106,7 +106,7 @@ def test_gspo_with_a_clip_far_narrower_than_the_difference_says_so():
         engine.add([make_group(number, step=step) for number in range(8)])
         metrics = engine.finish_step()
         assert metrics["sequence_clip_fraction"] > 0.9
-        above = steps_above(metrics, bound=LogprobDiffBound(maxMean=100.0), before=above)
+        above = steps_above(metrics, truncated=0.0, bound=LogprobDiffBound(maxMean=100.0), before=above)
         line = {"trainer": metrics, "above_bound": above}
         said.append([one.type for one in new_warnings(line, bound=LogprobDiffBound(maxMean=100.0))])
     assert said == [[], [], [], [], ["SequencesClipped"], []]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.generator.engines.base import Delta, FinishReason
@@ -77,15 +77,16 @@ _WINDOW_TOKENS_PER_CHAR = 4
 """A character takes at most so many tokens (the bytes of UTF-8)."""
 
 _WINDOW_SLACK_TOKENS = 8
-"""More, for special tokens in between, which have no text."""
+"""More, for special tokens in between, which may have no text."""
 
 
 class Stopping:
-    """Decides whether the newest token ended a completion."""
+    """Decides whether the newest token ended a completion. Stop strings are looked for in its text with and without special tokens."""
 
     def __init__(self, *, tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._end_ids = end_ids
+        self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._last_chars: dict[tuple[str, ...], dict[int, bool]] = {}  # by stop strings, by token
 
     def reason(self, seq: ActiveSequence) -> FinishReason | None:
@@ -100,30 +101,38 @@ class Stopping:
 
     def text(self, seq: ActiveSequence) -> str:
         """The text of the completion (without its context), without special tokens, cut before the first stop string."""
-        text = self._decode(seq.turn)
-        ends = [place for stop in seq.request.sampling.stop if (place := text.find(stop)) >= 0]
+        stops, text = seq.request.sampling.stop, self._decode(seq.turn)
+        ends = [place for stop in stops if (place := text.find(stop)) >= 0]
+        if stops and not ends:
+            whole = self._decode(seq.turn, special=True)
+            plain = [self._without_special(stop) for stop in stops if stop in whole]
+            ends = [place for one in plain if (place := text.rfind(one)) >= 0]  # the newest token holds the stop's end
         return text[: min(ends)] if ends else text
 
     def _completes(self, completion: list[int], *, stop: tuple[str, ...]) -> bool:
         """Look at the end first: decoding the whole completion at every candidate would be quadratic."""
         longest = max(len(string) for string in stop)
-        tail = self._decode(completion[-(longest * _WINDOW_TOKENS_PER_CHAR + _WINDOW_SLACK_TOKENS) :])
-        if not any(string in tail for string in stop):
-            return False
-        text = self._decode(completion)
-        return any(string in text for string in stop)
+        tail = completion[-(longest * _WINDOW_TOKENS_PER_CHAR + _WINDOW_SLACK_TOKENS) :]
+        return self._holds(tail, stop=stop) and self._holds(completion, stop=stop)
+
+    def _holds(self, tokens: list[int], *, stop: tuple[str, ...]) -> bool:
+        texts = [self._decode(tokens, special=special) for special in (False, True)]
+        return any(string in text for string in stop for text in texts)
 
     def _may_complete(self, token: int, *, stop: tuple[str, ...]) -> bool:
         """Whether the token holds the last character of a stop string. Remembered, as decoding is slow."""
         known = self._last_chars.setdefault(stop, {})
         if token not in known:
             # Twice: some tokenizers drop the space before the first token.
-            text = self._decode([token, token])
+            text = self._decode([token, token], special=True)
             known[token] = _REPLACEMENT in text or any(string[-1] in text for string in stop)
         return known[token]
 
-    def _decode(self, tokens: list[int]) -> str:
-        text: Any = self._tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def _without_special(self, text: str) -> str:
+        return functools.reduce(lambda left, token: left.replace(token, ""), self._special, text)
+
+    def _decode(self, tokens: list[int], *, special: bool = False) -> str:
+        text: Any = self._tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 
@@ -250,10 +259,3 @@ def limit_tokens(config: PreTrainedConfig) -> int:
     if positions is None:
         raise ValueError(f"model_type {config.model_type!r} names no max_position_embeddings")
     return positions
-
-
-def end_ids(generation: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """End-of-sequence tokens of the generation settings and of the tokenizer."""
-    named = generation.eos_token_id if generation is not None else None
-    ids = named if isinstance(named, list) else [named]
-    return frozenset(int(i) for i in (*ids, tokenizer.eos_token_id) if i is not None)

@@ -120,7 +120,8 @@ class StatusEndpoint:
         interval_s = max(self._step_clock.since_s(now_s=now_s), 1e-9)
         self._step_clock.recorded(now_s=now_s)
         before = self._last_line.get("above_bound", {})
-        above = logprob_diff.steps_above(step.trainer_metrics, bound=self._bound, before=before)
+        truncated = step.stats.truncated / max(step.stats.samples, 1)
+        above = logprob_diff.steps_above(step.trainer_metrics, truncated=truncated, bound=self._bound, before=before)
         line = step_line(step, view=self._core.view(), instants=self._instants(), interval_s=interval_s)
         before_cost = cost.total(self._last_line) or 0.0
         self._last_line = line | {"above_bound": above, "bubbles": self._bubbles()}
@@ -253,6 +254,7 @@ def step_line(step: StepSummary, *, view: CoreView, instants: Mapping[str, float
         "tokens": stats.tokens_sum,
         "length_mean": _mean(stats.tokens_sum, stats.samples),
         "length_max": stats.tokens_max,
+        "truncated": stats.truncated,
         "turns_mean": _mean(stats.turns_sum, stats.samples),
         "staleness_mean": step.staleness_mean,
         "staleness_max": step.staleness_max,

@@ -1,6 +1,6 @@
 """Rows as samples, as an engine would have made them: of texts, or of the token ids of a log. Owns which rows can be trained.
 
-A text is the answer's tokens and the end token, cut behind `maxTokens`. A log has the fields that `streamrl samples --json` writes, of
+A text is the answer's tokens and its end (`answer_ends.py`), cut behind `maxTokens`. A log has the fields that `streamrl samples --json` writes, of
 samples with one turn or several:
 
     prompt_tokens   token ids
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from streamrl.errors import UserError
 from streamrl.files import read_json
 from streamrl.spec.task import SingleTask
+from streamrl_workers.answer_ends import written_end
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.stream.packing import count_32, pack_int32
 from streamrl_workers.tasks.chat import load_fast_tokenizer, positions_of
@@ -43,7 +44,8 @@ class Demonstrations:
         self._max_tokens = task.sampling.max_tokens
         self._special = task.chat is None  # a chat template has put them in
         self._of_tokens = tokens
-        if tokenizer.eos_token_id is None:
+        self._end = written_end(tokenizer, chat=task.chat is not None)
+        if not self._end:
             rule = "needs a tokenizer with an end token: where an answer ends is learned too"
             raise UserError(field=FIELD, rule=rule)
 
@@ -63,13 +65,13 @@ class Demonstrations:
         if not prompt:
             raise UserError(field=DATASET_FIELD, rule=f"{place}: the prompt has no tokens", got=item.prompt)
         said = self._tokenized(answer, special=False, place=place)
-        tokens = [*said, self._tokenizer.eos_token_id][: self._max_tokens]
+        tokens = [*said, *self._end][: self._max_tokens]
         text = answer if len(said) <= len(tokens) else self._text(tokens)
         return Demonstration(
             prompt_tokens=pack_int32(prompt),
             tokens=pack_int32(tokens),
             segments=(ShownSegment(text=text, tokens=len(tokens), kind="turn"),),
-            truncated=len(said) >= self._max_tokens,
+            truncated=len(said) + len(self._end) > self._max_tokens,
         )
 
     def _tokenized(self, text: str, *, special: bool, place: str) -> Sequence[int]:

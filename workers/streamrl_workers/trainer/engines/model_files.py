@@ -28,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from streamrl.errors import UserError
 from streamrl_workers.models.load import structure_of
@@ -103,6 +104,10 @@ def export(
                 plain.save_pretrained(directory)
             else:
                 save_with_side_path(plain, directory)
+            if (
+                model.generation_config is not None
+            ):  # as it was: `save_pretrained` refuses settings that many models have
+                model.generation_config.to_json_file(directory / GENERATION_CONFIG_NAME)
             tokenizer.save_pretrained(directory)
     except SafetensorError as error:  # how a full disk shows
         raise OSError(errno.EIO, str(error)) from error
@@ -134,7 +139,6 @@ def _plain(model: PreTrainedModel, whole: Mapping[str, TensorBytes], *, dtype: t
     known = plain.state_dict()
     for name, tensor in whole.items():
         known[name].copy_(as_tensor(tensor))
-    plain.generation_config = model.generation_config
     return plain
 
 

@@ -311,3 +311,24 @@ def test_a_lasting_log_prob_difference_is_on_every_page_and_outlives_the_schedul
         assert series(page, "streamrl_warning", type="TrainInferLogprobDiffHigh") == 1
         assert series(page, "streamrl_warning", type="SequencesClipped") == 0
     again.close()
+
+
+def test_answers_that_all_end_at_a_limit_are_said_with_the_first_step(
+    tmp_path: Path, caplog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(settings(group_size=2, batch_groups=2, steps=3, evaluation_prompts=0))
+    status = StatusEndpoint(world.core, job=parse_job(simulated_job()), connections=Connections(), run_dir=tmp_path)
+    commit, make_token = world.commit, world.make_token
+
+    def committed(count: int) -> None:
+        commit(count)
+        status.observe()
+
+    monkeypatch.setattr(world, "commit", committed)
+    monkeypatch.setattr(world, "make_token", lambda generator, lease, *, finish: make_token(generator, lease, finish=finish and "length"))  # fmt: skip
+    world.run_out()
+    assert [line["truncated"] for line in step_lines(tmp_path)] == [4, 4, 4]
+    assert [record.message.partition(":")[0] for record in caplog.records if "answers end at" in record.message] == ["step 0"]  # fmt: skip
+    assert [one["type"] for one in status.status()["warnings"]] == ["AnswersTruncated"]
+    assert series(status.metrics(), "streamrl_warning", type="AnswersTruncated") == 1
+    status.close()

@@ -13,6 +13,7 @@ anew, so that a log-prob is what a plain forward of the named version gives (inv
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,12 +23,13 @@ from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.base import parse_bytes
 from streamrl.spec.generators import HfEngineSpec as HfSpec
+from streamrl_workers.answer_ends import end_tokens
 from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
 from streamrl_workers.generator.engines.hf.batch_state import BatchState, draw_tokens
 from streamrl_workers.generator.engines.hf.invariant import InvariantRunner, check_rows_apart
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
 from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_supported
-from streamrl_workers.generator.engines.requests import ActiveSequence, Requests, end_ids, limit_tokens
+from streamrl_workers.generator.engines.requests import ActiveSequence, Requests, limit_tokens
 from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import DTYPES, load_model, load_structure, load_tokenizer
 from streamrl_workers.models.published import Parameters
@@ -43,6 +45,7 @@ class HfEngine:
         *,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
+        end_ids: frozenset[int],
         slots: int,
         add_special_tokens: bool = True,
         kv_bytes: int | None = None,
@@ -50,6 +53,7 @@ class HfEngine:
     ) -> None:
         """The model becomes the engine's own; its weights come by `load_weights`. Raises ValueError for one that is not supported.
 
+        `end_ids`: tokens at which a completion ends (`answer_ends.py`).
         `kv_bytes`: of keys and values at most; None: half of the memory that is free now.
         `batch_invariant`: tokens and log-probs are the same bits in every batch (`invariant.py`).
         """
@@ -71,7 +75,7 @@ class HfEngine:
         self._longest = 0  # of the rows, at the last look
         self._requests = Requests(
             tokenizer=tokenizer,
-            end_ids=end_ids(model.generation_config, tokenizer),
+            end_ids=end_ids,
             limit_tokens=limit,
             vocabulary=vocabulary,
             add_special_tokens=add_special_tokens,
@@ -252,9 +256,11 @@ def create(options: EngineOptions) -> HfEngine:
     if options.sherl is not None:
         add_side_path(model, options.sherl)
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type] # transformers types it away
+    tokenizer = load_tokenizer(options.model_path)
     engine = HfEngine(
         model=model,
-        tokenizer=load_tokenizer(options.model_path),
+        tokenizer=tokenizer,
+        end_ids=frozenset(end_tokens(Path(options.model_path), tokenizer)),
         slots=spec.slots,
         add_special_tokens=options.add_special_tokens,
         kv_bytes=None if spec.kv_cache_bytes is None else parse_bytes(spec.kv_cache_bytes),
@@ -288,9 +294,11 @@ def complete(
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # untyped in transformers
     model = load_model(model_path)
     weights = Parameters(model).snapshot()
+    tokenizer = load_tokenizer(model_path)
     engine = HfEngine(
         model=model,
-        tokenizer=load_tokenizer(model_path),
+        tokenizer=tokenizer,
+        end_ids=frozenset(end_tokens(Path(model_path), tokenizer)),
         slots=min(MOST_SLOTS, len(prompts)),
         add_special_tokens=add_special_tokens,
     )

@@ -27,11 +27,11 @@ from vllm.sampling_params import RequestOutputKind
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import VllmEngineSpec as VllmSpec
+from streamrl_workers.answer_ends import end_tokens
 from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
 from streamrl_workers.generator.engines.requests import (
     ActiveSequence,
     Requests,
-    end_ids,
     limit_tokens,
 )
 from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission
@@ -230,7 +230,7 @@ def create(options: EngineOptions) -> VllmEngine:
     core = AsyncEngine(arguments, probe_timeout_s=options.probe_timeout_s, failed=options.failed)
     requests = Requests(
         tokenizer=tokenizer,
-        end_ids=end_ids(model.generation_config, tokenizer),
+        end_ids=frozenset(end_tokens(Path(options.model_path), tokenizer)),
         limit_tokens=min(limit, arguments.max_model_len or limit),
         vocabulary=model.get_input_embeddings().get_parameter("weight").shape[0],
         add_special_tokens=options.add_special_tokens,
