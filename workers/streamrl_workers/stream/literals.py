@@ -1,41 +1,38 @@
 """Literals by a tokenizer: which strings of a text are marked, and the tokens of a marked text (`streamrl/literals.py`).
 
-A control string is the text of an added token of the tokenizer, special or not, that is more than white space. Texts are marked before
-a template is rendered with them. A marked string has the tokens that it would have if the tokenizer had no such added token.
+A control string is the text of an added token of the tokenizer, special or not, that is more than white space and more than one
+character. Texts are marked before a template is rendered with them. A marked string has the tokens that it would have if the tokenizer
+had no such added token.
 
-Invariant: a text that has no control string has no mark, unless it has the mark itself.
+Invariants: a text that has neither control strings nor marks is not changed. No token of a control string comes from a marked one.
 """
 
 import functools
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
-from streamrl.literals import MARK
+from streamrl.literals import MARK, MARKS, unmarked
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
-_ESCAPED_MARK = r"\ufdd0"
-"""The mark as templates write it that print an object by `repr`, or as ASCII JSON."""
-_WHITE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""A space, as SentencePiece's vocabularies have it."""
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""White space, as SentencePiece's vocabularies have it."""
 
 
 class Literals:
-    """Marks texts and tokenizes marked ones, by one tokenizer."""
+    """Marks texts and tokenizes marked ones."""
 
     def __init__(self, tokenizer: "Tokenizer") -> None:
-        added = tokenizer.get_added_tokens_decoder()
         self._tokenizer = tokenizer
-        self._added = {number: token for number, token in added.items() if _is_control(token)}
-        self._white_space = {number: token for number, token in added.items() if number not in self._added}
-        self._control = control = _longest_of(token.content for token in self._added.values())
-        special = _longest_of(token.content for token in self._added.values() if token.special)
-        self._all = re.compile(f"{MARK}|{control}")
-        self._special = re.compile(f"{MARK}|{special}")
+        self._added = tokenizer.get_added_tokens_decoder()
+        control = {number: token for number, token in self._added.items() if _is_control(token.content)}
+        self._control_ids = frozenset(control)
+        self._all = _beginnings(token.content for token in control.values())
+        self._special = _beginnings(token.content for token in control.values() if token.special)
 
     def of_people(self, value: Any) -> Any:  # noqa: ANN401 - JSON
         """Mark all control strings in a text, or in the texts of an object."""
@@ -45,101 +42,123 @@ class Literals:
         """Mark special tokens alone: text of a model has none, but has other control strings where it wrote those tokens (`<think>`)."""
         return _marked(value, self._special)
 
-    def rendered(self, text: str) -> str:
-        """What a template made of marked texts, with marks that it wrote as escapes restored."""
-        escaped = re.escape(_ESCAPED_MARK)
-        return re.sub(f"{escaped}(?={MARK}|{self._control})", MARK, text) if _ESCAPED_MARK in text else text
-
     def tokens(self, text: str) -> tuple[int, ...]:
-        """Tokenize a marked text, without adding special tokens."""
-        ids = self._stand_ins
-        written = self._control_or_marked.sub(self._written, text)
-        encoded = self._literal_tokenizer.encode(written, add_special_tokens=False).ids
-        return tuple(ids.get(number, number) for number in encoded if number != self._joint_id)
+        """Tokenize a text that may have marks, without adding special tokens."""
+        return tuple(self._tokens(text))
 
-    def _written(self, found: "re.Match[str]") -> str:
-        if not found[0].startswith(MARK):
-            return self._prefix + found[0]
-        literal = found[0][1:]
-        ids = self._literal_tokenizer.encode(literal, add_special_tokens=False).ids
-        if self._tokenizer.token_to_id(literal) in ids:  # the vocabulary has it as a piece, too
-            return literal[:1] + self._joint + literal[1:]
-        return literal
+    def _tokens(self, text: str) -> Iterator[int]:
+        """As the tokenizer does: added tokens are found in the text, then in what is normalized; pieces between them go to the model."""
+        first = True
+        for chunk, outer in self._raw.parts(text):
+            for piece, inner in self._normalized.parts(self._normalize(chunk)):
+                yield from self._piece(piece, first=first)
+                first = first and not piece and inner is None
+                yield from () if inner is None else (inner,)
+            first = False
+            yield from () if outer is None else (outer,)
+
+    def _normalize(self, text: str) -> str:
+        normalizer = self._tokenizer.normalizer
+        return text if normalizer is None or not text else str(normalizer.normalize_str(text))
+
+    def _piece(self, text: str, *, first: bool) -> list[int]:
+        ids = self._bare_ids(unmarked(text), first=first)
+        if MARK not in text or self._control_ids.isdisjoint(ids):
+            return ids
+        # The model's own vocabulary has the control string, too: its two parts apart.
+        return self._bare_ids(MARKS.sub(lambda found: found[1] or self._border, text), first=first)
+
+    def _bare_ids(self, text: str, *, first: bool) -> list[int]:
+        """`first`: the text begins the sequence, where some tokenizers put a space."""
+        if not text:
+            return []
+        ids = self._bare.encode(text if first else self._border + text, add_special_tokens=False).ids
+        border = self._bare.token_to_id(self._border)
+        return [number for number in ids if number != border]
 
     @functools.cached_property
-    def _control_or_marked(self) -> "re.Pattern[str]":
-        return re.compile(f"{MARK}?{self._control}|{MARK}.?", re.DOTALL)
+    def _border(self) -> str:
+        """An added token of `_bare`, which no text has."""
+        return secrets.token_hex(16)
 
     @functools.cached_property
-    def _literal_tokenizer(self) -> "Tokenizer":
-        """The same tokenizer, but what makes a control token is its string behind a prefix that no text has."""
+    def _bare(self) -> "Tokenizer":
+        """The tokenizer without added tokens, of texts that are normalized."""
         from tokenizers import AddedToken, Tokenizer
 
         made = Tokenizer(self._tokenizer.model)
-        if self._tokenizer.normalizer is not None:
-            made.normalizer = self._tokenizer.normalizer
         if self._tokenizer.pre_tokenizer is not None:
             made.pre_tokenizer = self._tokenizer.pre_tokenizer
-        renamed = [_renamed(token, self._prefix + token.content) for token in self._added.values()]
-        made.add_tokens([*renamed, *self._white_space.values(), AddedToken(self._joint, normalized=False)])
+        made.add_tokens([AddedToken(self._border, normalized=False)])
         return made
 
     @functools.cached_property
-    def _stand_ins(self) -> dict[int, int]:
-        """Ids of the literal tokenizer -> those of the tokenizer."""
-        of = self._literal_tokenizer.token_to_id
-        found = {of(self._prefix + token.content): number for number, token in self._added.items()}
-        found |= {of(token.content): number for number, token in self._white_space.items()}
-        return {number: own for number, own in found.items() if number is not None}
+    def _raw(self) -> "_Splitter":
+        return _Splitter({number: token for number, token in self._added.items() if not token.normalized})
 
     @functools.cached_property
-    def _joint_id(self) -> int | None:
-        return self._literal_tokenizer.token_to_id(self._joint)
-
-    @functools.cached_property
-    def _prefix(self) -> str:
-        return secrets.token_hex(16)
-
-    @functools.cached_property
-    def _joint(self) -> str:
-        return secrets.token_hex(16)
+    def _normalized(self) -> "_Splitter":
+        tokens = {number: token for number, token in self._added.items() if token.normalized}
+        return _Splitter(tokens, normalize=self._normalize)
 
 
-def _is_control(token: "AddedToken") -> bool:
-    return bool(token.content.replace(_WHITE_SPACE, " ").strip())
+class _Splitter:
+    """Finds added tokens in texts."""
+
+    def __init__(self, tokens: Mapping[int, "AddedToken"], *, normalize: Callable[[str], str] = str) -> None:
+        """`normalize`: what the texts have been through, and the tokens' strings have not."""
+        from tokenizers import AddedToken, Tokenizer, models
+
+        self._finder = Tokenizer(models.WordLevel({MARK: 0}, unk_token=MARK))
+        renamed = {
+            number: AddedToken(
+                normalize(token.content),
+                single_word=token.single_word,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                normalized=False,
+            )
+            for number, token in sorted(tokens.items())
+        }
+        self._finder.add_tokens(list(renamed.values()))  # at once: each call builds the whole search again
+        self._ids = {self._finder.token_to_id(token.content): number for number, token in renamed.items()}
+
+    def parts(self, text: str) -> Iterator[tuple[str, int | None]]:
+        """(text before an added token, its id), and what is left with None."""
+        begin, found = 0, self._finder.encode(text, add_special_tokens=False)
+        for number, (start, end) in zip(found.ids, found.offsets, strict=True):
+            if number in self._ids:
+                yield text[begin:start], self._ids[number]
+                begin = end
+        yield text[begin:], None
 
 
-def _renamed(token: "AddedToken", content: str) -> "AddedToken":
-    from tokenizers import AddedToken
-
-    return AddedToken(
-        content,
-        single_word=token.single_word,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        normalized=token.normalized,
-        special=token.special,
-    )
+def _is_control(content: str) -> bool:
+    return len(content) > 1 and bool(content.replace(_SPACE, " ").strip())
 
 
-def _longest_of(strings: Iterable[str]) -> str:
-    """Regular expression of the longest of these strings at a place; no two branches begin alike, as a tokenizer may have thousands."""
+def _beginnings(strings: Iterable[str]) -> "re.Pattern[str]":
+    """First characters of these strings, and marks."""
+    return re.compile(f"{MARK}|(?={_any_of(strings)}).", re.DOTALL)
+
+
+def _any_of(strings: Iterable[str]) -> str:
+    """Regular expression of these strings in which no two branches begin alike: a tokenizer may have thousands."""
     by_first: dict[str, list[str]] = {}
     for string in filter(None, strings):
         by_first.setdefault(string[0], []).append(string[1:])
     branches = []
     for first, rests in by_first.items():
         shared = commonprefix(rests)  # noqa: RUF071 - strings, no paths
-        tails = {rest[len(shared) :] for rest in rests}
-        more = _longest_of(tails) + ("?" if "" in tails else "") if tails != {""} else ""
-        branches.append(re.escape(first + shared) + more)
+        tails = [rest[len(shared) :] for rest in rests]
+        branches.append(re.escape(first + shared) + ("" if "" in tails else _any_of(tails)))
     return f"(?:{'|'.join(branches)})" if branches else "(?!)"
 
 
 def _marked(value: Any, pattern: "re.Pattern[str]") -> Any:  # noqa: ANN401 - JSON
     match value:
         case str():
-            return pattern.sub(rf"{MARK}\g<0>", value)
+            return pattern.sub(rf"\g<0>{MARK}", value)
         case Mapping():
             return {_marked(key, pattern): _marked(item, pattern) for key, item in value.items()}
         case list() | tuple():

@@ -169,7 +169,7 @@ class ChatTemplate:
                 rule=f"the chat template refuses the conversation: {type(error).__name__}: {shorten(_one_line(error))}",
                 fix="change systemPrompt or templateArguments",
             ) from error
-        return self._literals.rendered(str(text))
+        return str(text)
 
     def _marked(self, message: Message) -> dict[str, Any]:
         mark = self._literals.of_model if message["role"] == "assistant" else self._literals.of_people
