@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import Qwen3ForCausalLM
 
-from streamrl.literals import unmarked
+from streamrl.proto.literals import unmarked
 from streamrl.spec.task import Chat
 from streamrl_workers.agents.transcript import parse_chat
 from streamrl_workers.generator.engines.requests import PromptTokens

@@ -1,6 +1,6 @@
 """Rewards that another decides: the data set (`verifier`), a function of the user's (`python`), the environment (`environment`)."""
 
-from streamrl.literals import unmarked
+from streamrl.proto.literals import unmarked
 from streamrl.spec.base import PythonFunction
 from streamrl.spec.tasks.rewards import EnvironmentReward, VerifierReward
 from streamrl_workers.rewards.base import Item, RewardContext, Scorer, load_function, make_extract

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from streamrl.errors import UserError, shorten
-from streamrl.literals import unmarked
+from streamrl.proto.literals import unmarked
 from streamrl.spec.tasks.rewards import HttpReward, JudgeChat
 from streamrl_workers.rewards.base import Item, RewardContext, make_extract
 

@@ -1,4 +1,4 @@
-"""Literals by a tokenizer: which strings of a text are marked, and the tokens of a marked text (`streamrl/literals.py`).
+"""Literals by a tokenizer: which strings of a text are marked, and the tokens of a marked text (`streamrl/proto/literals.py`).
 
 A control string is the text of an added token of the tokenizer, special or not, that is more than white space and more than one
 character. Texts are marked before a template is rendered with them. A marked string has the tokens that it would have if the tokenizer
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
-from streamrl.literals import MARK, MARKS, unmarked
+from streamrl.proto.literals import MARK, MARKS, unmarked
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from streamrl.errors import UserError
-from streamrl.literals import MARK
+from streamrl.proto.literals import MARK
 from streamrl.spec.tasks.rewards import HttpReward
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.rewards.endpoint import EndpointError

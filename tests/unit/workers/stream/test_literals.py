@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from streamrl.literals import MARK, unmarked
+from streamrl.proto.literals import MARK, unmarked
 from streamrl_workers.stream.literals import Literals
 from support.agent_runs import piece_tokenizer
 

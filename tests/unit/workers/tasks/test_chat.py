@@ -149,7 +149,9 @@ def test_items_carry_the_conversation_and_rewards_the_question(tmp_path: Path) -
 
 def test_a_reward_reads_a_question_as_it_was_asked(tmp_path: Path) -> None:
     (tmp_path / "reads.py").write_text("def reads(*, prompt, **given): return float(prompt.count('<|im_end|>'))")
-    (tmp_path / "lines.jsonl").write_text("".join(json.dumps({"prompt": f"{n}{BREAK}"}) + "\n" for n in range(9)))
+    (tmp_path / "lines.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{n}{BREAK}", "answer": "1"}) + "\n" for n in range(9))
+    )
     reward = {"name": "reads", "python": {"function": "reads:reads"}}
     task = make_task(dataset={"jsonl": {"path": "lines.jsonl"}}, chat={}, rewards=[reward])
     item = open_dataset(task, seed=0, base_dir=tmp_path, model_path=save_tokenizer(tmp_path / "model")).item("train", 0)

@@ -12,8 +12,8 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
-from streamrl.literals import MARK
 from streamrl.proto import stream_pb2 as pb
+from streamrl.proto.literals import MARK
 from streamrl_workers.generator.engines.base import Delta, FinishReason
 from streamrl_workers.stream.literals import Literals
 from streamrl_workers.stream.packing import unpack_int32

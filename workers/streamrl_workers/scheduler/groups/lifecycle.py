@@ -17,8 +17,8 @@ scheduler's process: each restart may add (n - 1) * B drops, and restarts are bo
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
-from streamrl.literals import unmarked
 from streamrl.proto import stream_pb2 as pb
+from streamrl.proto.literals import unmarked
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease
 from streamrl_workers.scheduler.groups.frozen_stage import FrozenStage

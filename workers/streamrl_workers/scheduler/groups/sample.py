@@ -12,8 +12,8 @@ alone: its prompt is text, and its tokens stand in the sample as that generator 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from streamrl.literals import unmarked
 from streamrl.proto import stream_pb2 as pb
+from streamrl.proto.literals import unmarked
 from streamrl_workers.scheduler.fleet import Lease
 from streamrl_workers.scheduler.groups.life import SampleEvent, SampleState, sample_after
 from streamrl_workers.stream.packing import all_finite_32, count_32, no_negative_32, unpack_int32

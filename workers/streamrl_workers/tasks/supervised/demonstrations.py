@@ -1,7 +1,7 @@
 """Rows as samples, as an engine would have made them: of texts, or of the token ids of a log. Owns which rows can be trained.
 
-A text is the answer's tokens and the end token, cut behind `maxTokens`. With `chat` its special tokens are literal (`stream/literals.py`). A log has the fields that `streamrl samples --json` writes, of
-samples with one turn or several:
+A text is the answer's tokens and the end token, cut behind `maxTokens`. With `chat`, special tokens in it are text (`stream/literals.py`).
+A log has the fields that `streamrl samples --json` writes, of samples with one turn or several:
 
     prompt_tokens   token ids
     tokens          token ids: turns of the model, and what it read in between
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError
 from streamrl.files import read_json
-from streamrl.literals import MARK
+from streamrl.proto.literals import MARK
 from streamrl.spec.task import SingleTask
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.stream.literals import Literals

@@ -2,8 +2,8 @@
 
 import pytest
 
-from streamrl.literals import MARK
 from streamrl.proto import stream_pb2 as pb
+from streamrl.proto.literals import MARK
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.stream.packing import pack_float32, pack_int32, unpack_int32
 from streamrl_workers.tasks.values import TurnAnswer
