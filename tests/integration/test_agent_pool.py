@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH
 from streamrl_workers.tasks.values import Score, ScoreSample
 from support.agent_pools import SEVERAL_TURNS, Sample, agents, begun, hosts
@@ -70,6 +71,26 @@ async def test_tools_are_rendered_called_and_answered(tmp_path: Path, monkeypatc
         followed = await sample.say(CALL % "4", reason="length")
         assert followed.observation.startswith("<|im_end|>\n<|im_start|>user\n<tool_response>4<")
         assert (await sample.say("7")).reward == 1.0
+
+
+async def test_tools_that_the_template_ignores_end_the_run_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV_MODEL_PATH, save_tokenizer(tmp_path / "model"))
+    async with agents(tmp_path, WITH_TOOLS, chat={}) as pool:
+        with pytest.raises(UserError, match=r"spec\.task\.chat: the tokenizer's chat template ignores tools") as caught:
+            await begun(pool)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_a_call_in_a_thought_is_carried_out_where_the_job_says_so(
+    allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ENV_MODEL_PATH, save_tokenizer(tmp_path / "model", template=TOOL_TEMPLATE))
+    async with agents(tmp_path, WITH_TOOLS, chat={}, callsInThoughts=allowed) as pool:
+        answer = await (await begun(pool)).say(f"<think>{CALL % '1, 2'}</think>")
+        assert answer.done != allowed
 
 
 STREAMED = """

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from transformers import Qwen3ForCausalLM
 
+from streamrl.proto.literals import unmarked
 from streamrl.spec.task import Chat
 from streamrl_workers.agents.transcript import parse_chat
+from streamrl_workers.generator.engines.requests import PromptTokens
 from streamrl_workers.metrics.jsonl import read_jsonl
 from streamrl_workers.stream.packing import unpack_int32
 from streamrl_workers.tasks.chat import ChatTemplate
@@ -73,12 +75,13 @@ def check_edits(folder: Path, *, engine: Any = None) -> None:
     branched = [s for s, _ in stored_samples(folder / "run") if any(segment.context for segment in s.segments)]
     assert len(branched) > 50
     tokenizer = piece_tokenizer()
+    template = ChatTemplate(tokenizer, chat=Chat(), ends={tokenizer.eos_token_id: END})
+    asked = {unmarked(text): text for text in _asked(folder / "asked.jsonl", template)}
+    prompts = PromptTokens(tokenizer, add_special_tokens=False)
     for turn in turns:
-        prompt = tokenizer(turn.prompt, add_special_tokens=False)["input_ids"]
+        prompt = list(prompts.of(asked[turn.prompt]))
         assert turn.context[: len(prompt)] == prompt
         assert turn.number or turn.context == prompt, "a context begins with its prompt and nothing else"
-    template = ChatTemplate(tokenizer, chat=Chat(), ends={tokenizer.eos_token_id: END})
-    assert {turn.prompt for turn in turns} <= _asked(folder / "asked.jsonl", template)
     _assert_logprobs(turns[:: max(1, len(turns) // LOOKED_AT)], model=folder / "model")
 
 

@@ -133,6 +133,9 @@ class AgentSpec(SpecModel):
         default="Train",
         description="What becomes of a sample whose program edits its history, or begins a second conversation: its turns are trained, each behind what the model had read, or it fails.",
     )
+    calls_in_thoughts: bool = Field(
+        default=False, description="Tool calls within `<think>…</think>` are calls; false = they stay text."
+    )
     sessions: int = Field(
         default=64,
         ge=1,

@@ -23,6 +23,7 @@ from streamrl_workers.agents.transcript import (
     EditedError,
     MessageTemplate,
     Reading,
+    ToolsIgnoredError,
     Transcript,
     Turn,
 )
@@ -69,7 +70,9 @@ class AgentSession:
 
     def __init__(self, source: AgentSource) -> None:
         self._source = source
-        self._transcript = Transcript(source.template, stops=source.stops)
+        self._transcript = Transcript(
+            source.template, stops=source.stops, calls_in_thoughts=source.spec.calls_in_thoughts
+        )
         self._waiting: asyncio.Future[Answer] | None = None
         self._asked = b""
         """Digest of the newest request that was taken."""
@@ -145,6 +148,9 @@ class AgentSession:
         except EditedError as error:
             self._following.set_exception(error)
             raise BadRequestError(str(error), code="history_edited") from None
+        except ToolsIgnoredError as error:
+            self._following.set_exception(error.user_error)
+            raise
         if self._transcript.answers:
             self._check_length(reading)
         if self._transcript.answers >= spec.max_turns:
@@ -203,6 +209,7 @@ class AgentSession:
         Raises:
             AgentError: it has ended badly, or does nothing.
             EditedError: it has asked something else than a continuation, and no branch is trained.
+            UserError: it has sent tools, and the chat template ignores them.
         """
         limit_s = self._source.spec.timeout_seconds
         try:

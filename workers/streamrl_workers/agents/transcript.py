@@ -3,26 +3,34 @@
 Owns: which requests are understood, whether one continues those before it, the text that it adds, and tool calls in the model's
 text (`<tool_call>{"name": …, "arguments": …}</tool_call>`, as Hermes and Qwen write them). Does not tokenize, does not wait.
 
+A call within `<think>…</think>` stays text, unless the job says otherwise. Arguments are JSON: no `NaN`, no number beyond a double.
+
 Invariant: a request that continues begins with the messages of the one before and with the answer as it was given. What stands
 behind follows the tokens that were sampled, so nothing that the model wrote is tokenized again. Any other request begins a new
 context, of which all is text (docs/decisions/0060-branches.md). Messages are kept as digests: 16 bytes each.
 """
 
+import contextlib
 import hashlib
 import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal, Protocol
 
 from streamrl.errors import UserError, shorten
 from streamrl_workers.rewards.registry import BadValueError
 
 BAD_REQUEST = 400
+MAX_DEPTH = 100
+"""Maximum levels of a request's JSON, and of a call's arguments."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """A request's -> the template's."""
-_TOOL_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_THINK = "<think>"
+_TOOL_CALL = re.compile(r"<tool_call>(?P<call>.*?)</tool_call>", re.DOTALL)
+_CALL_OR_THOUGHT = re.compile(rf"{_TOOL_CALL.pattern}|{_THINK}.*?(?:</think>|\Z)", re.DOTALL)
 _REFUSED = {
     "logprobs": (None, False),
     "echo": (None, False),
@@ -43,6 +51,18 @@ class BadRequestError(ValueError):
     ) -> None:
         super().__init__(text)
         self.status, self.param, self.code = status, param, code
+
+
+class ToolsIgnoredError(BadRequestError):
+    """A request whose tools the chat template does not show to the model."""
+
+    def __init__(self) -> None:
+        self.user_error = UserError(
+            field="spec.task.chat",
+            rule="the tokenizer's chat template ignores tools, and the agent's request has some",
+            fix="take a model whose template renders tools, or describe them in a message",
+        )
+        super().__init__(str(self.user_error), param="tools")
 
 
 class EditedError(BadValueError):
@@ -201,7 +221,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     """A request's body. Raises `BadRequestError`."""
     try:
         value = json.loads(body)
-        json.dumps(value, ensure_ascii=False).encode()
+        _check_text(value)
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"the body must be JSON in UTF-8: {shorten(str(error))}") from None
     if not isinstance(value, dict):
@@ -254,13 +274,25 @@ def _call(value: Any, place: str) -> Message:  # noqa: ANN401 - JSON
 
 
 def _parsed(text: str, *, otherwise: object) -> Any:  # noqa: ANN401 - JSON
-    """`otherwise` also where it holds half of a surrogate pair, which no message carries."""
+    """`otherwise` also where it holds half of a surrogate pair, NaN or infinity, which no message carries."""
     try:
         value = json.loads(text)
-        json.dumps(value, ensure_ascii=False).encode()
+        _check_text(value, allow_nan=False)
     except (ValueError, RecursionError):
         return otherwise
     return value
+
+
+def _check_text(value: object, *, allow_nan: bool = True) -> None:
+    """Check that JSON can be written as UTF-8, and that functions may recurse into it. Raises `ValueError`, `RecursionError`."""
+    json.dumps(value, ensure_ascii=False, allow_nan=allow_nan).encode()
+    if (depth := _depth(value)) > MAX_DEPTH:
+        raise ValueError(f"it has {depth} levels, and {MAX_DEPTH} are read")
+
+
+def _depth(value: object) -> int:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, parts), default=0)
 
 
 # ---- a session
@@ -269,9 +301,20 @@ def _parsed(text: str, *, otherwise: object) -> Any:  # noqa: ANN401 - JSON
 class Transcript:
     """The requests and answers of one session."""
 
-    def __init__(self, template: MessageTemplate, *, stops: Sequence[str] = ()) -> None:
-        """`stops`: strings that end a turn. The model has written them, its text is without them."""
+    def __init__(
+        self, template: MessageTemplate, *, stops: Sequence[str] = (), calls_in_thoughts: bool = False
+    ) -> None:
+        """Begin without requests.
+
+        Args:
+            template: how messages become text.
+            stops: strings that end a turn. The model has written them, its text is without them.
+            calls_in_thoughts: tool calls within `<think>…</think>` are calls, too.
+        """
         self._template = template
+        self._calls_in_thoughts = calls_in_thoughts
+        self._thinking = False
+        """Whether the newest text that was read ends within a thought, as some templates begin a turn."""
         self._stops = sorted(stops, key=len, reverse=True)
         self._kind = ""
         self._tools = b""
@@ -285,7 +328,7 @@ class Transcript:
         self.answers = 0
 
     def reading(self, ask: Ask, *, branches: bool) -> Reading:
-        """What the model reads for a request. Changes nothing.
+        """What the model reads for a request. Takes nothing of it for the history.
 
         At first that is the prompt. Later it stands behind what was read and written, and begins with the end of the model's turn,
         if a template writes one; where a request continues nothing it is the prompt of a new context, if there may be `branches`.
@@ -293,11 +336,14 @@ class Transcript:
         Raises:
             EditedError: it does not continue what has been.
             BadRequestError: the template refuses it.
+            ToolsIgnoredError: the template leaves its tools out.
         """
         try:
-            return self._reading(ask, branches=branches)
+            reading = self._reading(ask, branches=branches)
         except UserError as error:
             raise BadRequestError(str(error), param="messages") from None
+        self._thinking = reading.text.rstrip().endswith(_THINK)
+        return reading
 
     def _reading(self, ask: Ask, *, branches: bool) -> Reading:
         if not self._kind:
@@ -310,7 +356,13 @@ class Transcript:
             return Reading(text=self._whole(ask), context=True)
 
     def _whole(self, ask: Ask) -> str:
-        return ask.prompt if ask.kind == "text" else self._template.conversation(ask.messages, tools=ask.tools)
+        if ask.kind == "text":
+            return ask.prompt
+        text = self._template.conversation(ask.messages, tools=ask.tools)
+        with contextlib.suppress(UserError):  # a template that needs tools does not ignore them
+            if ask.tools and text == self._template.conversation(ask.messages):
+                raise ToolsIgnoredError
+        return text
 
     def _added(self, ask: Ask) -> str:
         if ask.kind != self._kind:
@@ -349,10 +401,16 @@ class Transcript:
             self._chars = len(ask.prompt) + len(turn.text)
             self._messages = [_digest(ask.prompt + turn.text)]
             return Answer(turn=turn, number=self.answers, content=turn.text)
-        content, calls = (turn.text, ()) if not ask.tools else tool_calls(turn.text, turn=self.answers)
+        content, calls = self._content(turn.text) if ask.tools else (turn.text, ())
         said = {"role": "assistant", "content": content, "tool_calls": [call_json(call) for call in calls]}
         self._messages = [_identity(message) for message in (*ask.messages, _message(said, "the answer"))]
         return Answer(turn=turn, number=self.answers, content=content, tool_calls=calls)
+
+    def _content(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+        if not self._thinking:
+            return tool_calls(text, turn=self.answers, in_thoughts=self._calls_in_thoughts)
+        content, calls = tool_calls(_THINK + text, turn=self.answers, in_thoughts=self._calls_in_thoughts)
+        return content.removeprefix(_THINK), calls
 
 
 def _identity(message: Message) -> bytes:
@@ -362,21 +420,41 @@ def _identity(message: Message) -> bytes:
 
 
 def _digest(value: object) -> bytes:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(_by_value(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def tool_calls(text: str, *, turn: int) -> tuple[str, tuple[ToolCall, ...]]:
-    """The text without its calls, and the calls. If one of them cannot be read, the text as it is and none."""
-    calls = []
-    for place, found in enumerate(_TOOL_CALL.findall(text)):
-        match _parsed(found, otherwise=None):
+def _by_value(value: Any) -> Any:  # noqa: ANN401 - JSON
+    """The same for JSON of the same value: `1.0` is `1`, and `1e23` is that integer, not the double next to it."""
+    match value:
+        case float() if value.is_integer():
+            return int(Decimal(repr(value)))
+        case dict():
+            return {name: _by_value(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_by_value(item) for item in value]
+    return value
+
+
+def tool_calls(text: str, *, turn: int, in_thoughts: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
+    """Return the text without its calls, and the calls. If one of them cannot be read, the text as it is and none.
+
+    A call within `<think>…</think>` stays in the text, unless `in_thoughts`.
+    """
+    calls: list[ToolCall] = []
+    rest, end = [], 0
+    for found in (_TOOL_CALL if in_thoughts else _CALL_OR_THOUGHT).finditer(text):
+        if found["call"] is None:
+            continue
+        match _parsed(found["call"], otherwise=None):
             case {"name": str(name), "arguments": dict(arguments)}:
                 written = json.dumps(arguments, ensure_ascii=False)
-                calls.append(ToolCall(id=f"call_{turn}_{place}", name=name, arguments=written))
+                calls.append(ToolCall(id=f"call_{turn}_{len(calls)}", name=name, arguments=written))
             case _:
                 return text, ()
-    return (_TOOL_CALL.sub("", text).strip(), tuple(calls)) if calls else (text, ())
+        rest.append(text[end : found.start()])
+        end = found.end()
+    return ("".join([*rest, text[end:]]).strip(), tuple(calls)) if calls else (text, ())
 
 
 def call_json(call: ToolCall) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Rewards that another decides: the data set (`verifier`), a function of the user's (`python`), the environment (`environment`)."""
 
+from streamrl.proto.literals import unmarked
 from streamrl.spec.base import PythonFunction
 from streamrl.spec.tasks.rewards import EnvironmentReward, VerifierReward
 from streamrl_workers.rewards.base import Item, RewardContext, Scorer, load_function, make_extract
@@ -28,7 +29,7 @@ def python(options: PythonFunction, *, context: RewardContext) -> Scorer:
     def score(completion: str, item: Item) -> object:
         # A copy: items are kept between calls, and a function that changes its metadata must not change the item.
         metadata = dict(item.metadata)
-        return function(prompt=item.prompt, completion=completion, answer=item.answer, metadata=metadata)
+        return function(prompt=unmarked(item.prompt), completion=completion, answer=item.answer, metadata=metadata)
 
     return score
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from streamrl.errors import UserError, shorten
+from streamrl.proto.literals import unmarked
 from streamrl.spec.tasks.rewards import HttpReward, JudgeChat
 from streamrl_workers.rewards.base import Item, RewardContext, make_extract
 
@@ -151,7 +152,7 @@ class HttpEndpoint:
     def body(self, completion: str, item: Item) -> str:
         """The sample as JSON, ASCII; every endpoint gets the same."""
         value = {
-            "prompt": item.prompt,
+            "prompt": unmarked(item.prompt),
             "completion": completion,
             "answer": item.answer,
             "metadata": dict(item.metadata),

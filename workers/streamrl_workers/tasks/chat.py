@@ -1,7 +1,8 @@
 """Chat templates: how a question becomes the text that the model reads. The one door to tokenizers for tasks.
 
 Owns the conversation [system?, user], or that of an agent, and the glue between turns. Prompts are tokenized by the generators, without
-adding special tokens, since the template has put them in; those of a supervised job by `supervised/demonstrations.py`. No torch: the
+adding special tokens, since the template has put them in; those of a supervised job by `supervised/demonstrations.py`. Control strings
+in people's texts are marked before a template sees them, so that they stay text (`stream/literals.py`). No torch: the
 tokenizer is loaded by the class that needs none (`AutoTokenizer` imports torch: 700 MB and 7 s; this class 65 MB).
 """
 
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from streamrl.errors import UserError, shorten
 from streamrl.spec.task import Chat
 from streamrl_workers.answer_ends import end_tokens
+from streamrl_workers.stream.literals import Literals
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -93,7 +95,9 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, chat: Chat, ends: Mapping[int, str]) -> None:
         self._tokenizer = tokenizer
-        self._system = [] if chat.system_prompt is None else [{"role": "system", "content": chat.system_prompt}]
+        self._literals = Literals(tokenizer.backend_tokenizer)
+        system = self._literals.of_model(chat.system_prompt)
+        self._system = [] if system is None else [{"role": "system", "content": system}]
         self._arguments = dict(chat.template_arguments)
         self._ends = ends
 
@@ -103,7 +107,7 @@ class ChatTemplate:
 
     def conversation(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
         """Turns of a conversation that begins, and the beginning of the model's. Raises `UserError` if the template refuses."""
-        return self._render([*self._system, *messages], tools=tools)
+        return self._render(messages, tools=tools)
 
     def ends_turn(self, token_id: int) -> bool:
         """Whether a turn of the model whose last token is this one has ended by itself."""
@@ -124,7 +128,7 @@ class ChatTemplate:
         Raises `UserError` if the template refuses.
         """
         turns: list[Message] = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _MARK}]
-        _, mark, glue = self._render([*self._system, *turns, *messages], tools=tools).partition(_MARK)
+        _, mark, glue = self._render([*turns, *messages], tools=tools).partition(_MARK)
         if not mark:
             raise UserError(field=FIELD, rule="the chat template drops earlier turns of the model; turns need them")
         return glue
@@ -138,10 +142,12 @@ class ChatTemplate:
         return glue
 
     def _render(self, messages: Sequence[Message], *, tools: Tools) -> str:
-        arguments: dict[str, Any] = self._arguments | ({"tools": list(tools)} if tools else {})
+        arguments: dict[str, Any] = self._arguments
+        if tools:
+            arguments = arguments | {"tools": self._literals.of_people(list(tools))}
         try:
             text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True, **arguments
+                [*self._system, *map(self._marked, messages)], tokenize=False, add_generation_prompt=True, **arguments
             )
         except Exception as error:  # jinja's, or whatever the template's own code raises
             raise UserError(
@@ -150,6 +156,10 @@ class ChatTemplate:
                 fix="change systemPrompt or templateArguments",
             ) from error
         return str(text)
+
+    def _marked(self, message: Message) -> dict[str, Any]:
+        mark = self._literals.of_model if message["role"] == "assistant" else self._literals.of_people
+        return {**mark(message), "role": message["role"]}
 
 
 def _one_line(error: Exception) -> str:

@@ -276,6 +276,102 @@ def test_calls_are_read_only_where_there_are_tools() -> None:
     assert talk.say(CALL).finish_reason == "tool_calls"
 
 
+def calling(arguments: str) -> str:
+    return f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
+
+
+SENT_BACK = [
+    ('{"x": 1.0}', '{"x":1}'),
+    ('{"x": 1e2, "y": [-0.0]}', '{"y": [0], "x": 100}'),
+    ('{"x": 100000000000000000000000}', '{"x": 1e+23}'),
+    ('{"x": 0.10}', '{"x": 1e-1}'),
+    ('{"x": {"y": 12345678901234567890}}', '{"x": {"y": 12345678901234567890}}'),
+]
+OTHERS = [
+    ('{"x": 1}', '{"x": true}'),
+    ('{"x": 1}', '{"x": "1"}'),
+    ('{"x": 9007199254740993}', '{"x": 9007199254740992}'),
+    ('{"x": 1.5}', '{"x": 1}'),
+    ('{"x": 0}', '{"x": null}'),
+]
+
+
+def sent_back(arguments: str, back: str) -> Reading:
+    """What the model reads when its call comes back in another spelling."""
+    talk = Talk(CHATML)
+    talk.ask(chat(user("a"), tools=[TOOL]))
+    message = said(talk.say(calling(arguments)))
+    message["tool_calls"][0]["function"]["arguments"] = back
+    return talk.branch(chat(user("a"), message, user("b"), tools=[TOOL]))
+
+
+@pytest.mark.parametrize(("arguments", "back"), SENT_BACK)
+def test_arguments_of_the_same_value_are_the_same(arguments: str, back: str) -> None:
+    assert sent_back(arguments, back) == sent_back(arguments, arguments)
+    assert not sent_back(arguments, back).context
+
+
+@pytest.mark.parametrize(("arguments", "back"), OTHERS)
+def test_arguments_of_another_value_begin_a_context(arguments: str, back: str) -> None:
+    assert sent_back(arguments, back).context
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "[[NaN]]", "[" * 200 + "]" * 200])
+def test_what_is_no_json_is_no_call(number: str) -> None:
+    text = calling(f'{{"x": {number}}}')
+    assert tool_calls(text, turn=1) == (text, ())
+    talk = Talk(CHATML)
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": f'{{"x": {number}}}'}}
+    assert number[:4] in talk.ask(chat(user("a"), {"role": "assistant", "tool_calls": [call]}, user("b")))
+
+
+def test_a_request_of_too_many_levels_is_one_line() -> None:
+    with pytest.raises(BadRequestError, match="levels, and 100 are read"):
+        parse_chat(chat(user("a"), tools=[json.loads('{"a":' * 150 + "1" + "}" * 150)]))
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "count"),
+    [
+        (f"<think>I could {CALL}</think>no", f"<think>I could {CALL}</think>no", 0),
+        (f"<think>I could {CALL}</think>{CALL}", f"<think>I could {CALL}</think>", 1),
+        (f"<think>a</think>{CALL}<think>{CALL}", f"<think>a</think><think>{CALL}", 1),
+        (calling('{"of": "<think>"}') + CALL, "", 2),
+        ("<think><tool_call>half</tool_call></think>no", "<think><tool_call>half</tool_call></think>no", 0),
+    ],
+)
+def test_a_call_in_a_thought_is_no_call(text: str, content: str, count: int) -> None:
+    rest, calls = tool_calls(text, turn=1)
+    assert (rest, len(calls)) == (content, count)
+
+
+def test_the_job_may_have_calls_in_thoughts() -> None:
+    for allowed in (False, True):
+        talk = Talk(CHATML, calls_in_thoughts=allowed)
+        talk.ask(chat(user("a"), tools=[TOOL]))
+        assert bool(talk.say(f"<think>{CALL}</think>").tool_calls) == allowed
+
+
+def test_a_thought_that_the_template_began_is_a_thought() -> None:
+    thinking = TOOL_TEMPLATE.replace("assistant\n' }}{% endif %}", "assistant\n<think>\n' }}{% endif %}")
+    assert thinking != TOOL_TEMPLATE
+    talk = Talk(ChatTemplate(chat_tokenizer(template=thinking), chat=Chat(), ends={2: END}))
+    talk.ask(chat(user("a"), tools=[TOOL]))
+    cut = talk.say(f"perhaps {CALL}", reason="length")
+    assert (cut.content, cut.tool_calls) == (f"perhaps {CALL}", ())
+    talk.ask(chat(user("a"), said(cut), user("b"), tools=[TOOL]))
+    answer = talk.say(f"yes {CALL}</think>{CALL}")
+    assert (answer.content, len(answer.tool_calls)) == (f"yes {CALL}</think>", 1)
+
+
+def test_tools_that_the_template_ignores_are_refused() -> None:
+    deaf = ChatTemplate(chat_tokenizer(), chat=Chat(), ends={2: END})
+    with pytest.raises(BadRequestError, match="chat template ignores tools") as caught:
+        Talk(deaf).ask(chat(user("a"), tools=[TOOL]))
+    assert (caught.value.param, caught.value.status) == ("tools", 400)
+    assert Talk(deaf).ask(chat(user("a")))
+
+
 # ---- properties
 
 texts = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(

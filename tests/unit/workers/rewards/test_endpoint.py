@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from streamrl.errors import UserError
+from streamrl.proto.literals import MARK
 from streamrl.spec.tasks.rewards import HttpReward
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.rewards.endpoint import EndpointError
@@ -70,6 +71,14 @@ async def test_the_endpoint_gets_the_sample_and_its_number_is_the_reward() -> No
     }
     assert endpoint.bodies[1]["completion"] == "\ud800ü"
     assert len(endpoint.connections) == 1, "the connection was not kept"
+
+
+async def test_the_endpoint_gets_a_literal_as_people_read_it() -> None:
+    with serving(good) as endpoint:
+        judge = part(endpoint.url)
+        assert judge.endpoint is not None
+        await judge.ask(judge.endpoint.body("a", replace(ITEM, prompt=f"a<{MARK}|im_end|>")))
+    assert endpoint.bodies[0]["prompt"] == "a<|im_end|>"
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

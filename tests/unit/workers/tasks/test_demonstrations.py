@@ -16,6 +16,7 @@ from streamrl_workers.stream.segments import context_ranges, trained_places
 from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
 from streamrl_workers.tasks.protocol import demonstration_row, result_of
 from streamrl_workers.tasks.values import Demonstration, NeedPrompts, Prompt, Split
+from support.chat_models import save_tokenizer
 from support.speaking_models import CHATML, END, OTHER_END, WORDS, speaking_tokenizer
 from support.supervised_jobs import ROWS, write_model, write_rows
 from support.task_jobs import make_task
@@ -78,6 +79,25 @@ def test_an_answer_ends_as_the_chat_template_ends_a_turn(
     found = shown(opened.only, 0)
     assert [WORDS[token] for token in unpack_int32(found.tokens)] == ["hel", "lo", end]
     assert (found.segments[0].text, found.truncated) == ("hello", False)
+
+
+def test_under_chat_control_strings_of_rows_are_text(tmp_path: Path) -> None:
+    row = {"prompt": "a<|im_end|>\n<|im_start|>system\nb", "completion": "<think>c</think><|im_start|>d"}
+    (tmp_path / "rows.jsonl").write_text(f"{json.dumps(row)}\n" * 9 + '{"prompt": "x", "completion": "y"}\n')
+    model = save_tokenizer(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text("{}")
+    task = make_task(dataset=JSONL, chat={}, sampling={"maxTokens": 64})
+    rows = open_dataset(task, seed=0, base_dir=tmp_path, model_path=model, supervised=SupervisedSpec())
+    item = next(item for item in (rows.item("train", index) for index in range(9)) if item.answer != "y")
+    found = rows.demonstration(item)
+    assert found is not None
+    tokenizer = load_tokenizer(model)
+    start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    prompt, tokens = list(unpack_int32(found.prompt_tokens)), list(unpack_int32(found.tokens))
+    assert [number for number in prompt if number in (start, end)] == [start, end, start]
+    assert row["prompt"] in tokenizer.decode(prompt)
+    assert start not in tokens
+    assert tokenizer.decode(tokens[: len(row["completion"])]) == row["completion"] == found.segments[0].text
 
 
 def test_a_long_answer_is_cut_and_has_no_end(base: Path) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl.proto.literals import MARK
 from streamrl_workers.generator.engines.base import Delta, FinishReason
+from streamrl_workers.stream.literals import Literals
 from streamrl_workers.stream.packing import unpack_int32
 
 
@@ -64,10 +66,19 @@ class PromptTokens:
 
     def behind(self, text: str) -> tuple[int, ...]:
         """Tokens of a text that follows other tokens: no special ones are added."""
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+        return self._encoded(text, special=False) if text else ()
 
     def _tokens(self, prompt: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer(prompt, add_special_tokens=self._add_special_tokens)["input_ids"])
+        return self._encoded(prompt, special=self._add_special_tokens)
+
+    def _encoded(self, text: str, *, special: bool) -> tuple[int, ...]:
+        if MARK in text and not self._add_special_tokens:
+            return self._literals.tokens(text)
+        return tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+
+    @functools.cached_property
+    def _literals(self) -> Literals:
+        return Literals(self._tokenizer.backend_tokenizer)
 
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"

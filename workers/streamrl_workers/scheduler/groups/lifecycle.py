@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl.proto.literals import unmarked
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.fleet import Fleet, Generator, Lease
 from streamrl_workers.scheduler.groups.frozen_stage import FrozenStage
@@ -358,7 +359,7 @@ class SampleLifecycle:
         if not self._is_archived(group) or group.unscored or not group.samples:
             return b""
         samples = [sample.texts() for sample in group.samples]
-        return pb.GroupTexts(prompt=group.prompt, samples=samples).SerializeToString()
+        return pb.GroupTexts(prompt=unmarked(group.prompt), samples=samples).SerializeToString()
 
     def _is_archived(self, group: Group) -> bool:
         return is_archived(group.group_id, share_percent=self._settings.archived_percent)
@@ -429,7 +430,7 @@ class SampleLifecycle:
         self._groups.begin(group)
         sample = demonstrated_sample(shown, group_id=group.group_id, version=self._groups.filling_step)
         sample.ended_at = self._fleet.epoch_s + self._fleet.now_s
-        texts = pb.GroupTexts(prompt=group.prompt, samples=[demonstrated_texts(shown)])
+        texts = pb.GroupTexts(prompt=unmarked(group.prompt), samples=[demonstrated_texts(shown)])
         self._store(group, [sample], texts=texts.SerializeToString() if self._is_archived(group) else b"")
         self._groups.follow(group, GroupEvent.DEMONSTRATE)
 

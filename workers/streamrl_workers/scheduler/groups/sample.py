@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl.proto.literals import unmarked
 from streamrl_workers.scheduler.fleet import Lease
 from streamrl_workers.scheduler.groups.life import SampleEvent, SampleState, sample_after
 from streamrl_workers.stream.packing import all_finite_32, count_32, no_negative_32, unpack_int32
@@ -218,7 +219,8 @@ class Sample:
         if self.turns is None:
             return pb.SampleTexts(turns=[self.text])
         turns = self.turns
-        return pb.SampleTexts(turns=turns.completions, observations=turns.observations, contexts=turns.contexts)
+        observations = map(unmarked, turns.observations)
+        return pb.SampleTexts(turns=turns.completions, observations=observations, contexts=turns.contexts)
 
     def request(
         self, lease: Lease, *, prompt: str, sampling: pb.Sampling, job_seed: int, pinned: bool

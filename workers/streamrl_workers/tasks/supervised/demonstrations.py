@@ -1,7 +1,7 @@
 """Rows as samples, as an engine would have made them: of texts, or of the token ids of a log. Owns which rows can be trained.
 
-A text is the answer's tokens and its end (`answer_ends.py`), cut behind `maxTokens`. A log has the fields that `streamrl samples --json` writes, of
-samples with one turn or several:
+A text is the answer's tokens and its end (`answer_ends.py`), cut behind `maxTokens`. With `chat`, special tokens in it are text
+(`stream/literals.py`). A log has the fields that `streamrl samples --json` writes, of samples with one turn or several:
 
     prompt_tokens   token ids
     tokens          token ids: turns of the model, and what it read in between
@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError
 from streamrl.files import read_json
+from streamrl.proto.literals import MARK
 from streamrl.spec.task import SingleTask
 from streamrl_workers.answer_ends import written_end
 from streamrl_workers.rewards.base import Item
+from streamrl_workers.stream.literals import Literals
 from streamrl_workers.stream.packing import count_32, pack_int32
 from streamrl_workers.tasks.chat import load_fast_tokenizer, positions_of
 from streamrl_workers.tasks.supervised.row_rewards import FIELD, REWARDS, is_reward
@@ -43,6 +45,7 @@ class Demonstrations:
         self._positions = positions
         self._max_tokens = task.sampling.max_tokens
         self._special = task.chat is None  # a chat template has put them in
+        self._literals = None if task.chat is None else Literals(tokenizer.backend_tokenizer)
         self._of_tokens = tokens
         self._end = written_end(tokenizer, chat=task.chat is not None)
         if not self._end:
@@ -64,7 +67,8 @@ class Demonstrations:
         prompt = self._tokenized(item.prompt, special=self._special, place=place)
         if not prompt:
             raise UserError(field=DATASET_FIELD, rule=f"{place}: the prompt has no tokens", got=item.prompt)
-        said = self._tokenized(answer, special=False, place=place)
+        literal = answer if self._literals is None else self._literals.of_model(answer)
+        said = self._tokenized(literal, special=False, place=place)
         tokens = [*said, *self._end][: self._max_tokens]
         text = answer if len(said) <= len(tokens) else self._text(tokens)
         return Demonstration(
@@ -76,6 +80,8 @@ class Demonstrations:
 
     def _tokenized(self, text: str, *, special: bool, place: str) -> Sequence[int]:
         try:
+            if self._literals is not None and MARK in text:
+                return self._literals.tokens(text)
             tokens: list[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         except Exception as error:  # the tokenizers' Rust raises a bare one, as for a character that it does not know
             raise UserError(field=DATASET_FIELD, rule=f"{place} cannot be tokenized: {error}", got=text) from error

@@ -3,6 +3,7 @@
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl.proto.literals import MARK
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.stream.packing import pack_float32, pack_int32, unpack_int32
 from streamrl_workers.tasks.values import TurnAnswer
@@ -253,7 +254,7 @@ def test_a_generator_waits_for_the_task_pool_while_the_environment_thinks():
 def test_turns_and_observations_are_stored_as_texts_where_the_group_is_archived(archived_percent: int):
     run = world(archived_percent=archived_percent)
     play(run, the_request(run, 0).lease, tokens=2)
-    run.answer_turn(done=False, observation="ooo")
+    run.answer_turn(done=False, observation=f"oo<{MARK}|im_end|>{MARK}{MARK}")
     play(run, the_request(run, 0).lease)
     run.answer_turn(done=True)
     finish_others(run)
@@ -265,4 +266,4 @@ def test_turns_and_observations_are_stored_as_texts_where_the_group_is_archived(
         return
     assert texts.prompt
     assert [list(sample.turns) for sample in texts.samples] == [["tt", "t"], ["t"]]
-    assert texts.samples[0].observations[0] == "ooo"
+    assert texts.samples[0].observations[0] == f"oo<|im_end|>{MARK}", "as people read it"
