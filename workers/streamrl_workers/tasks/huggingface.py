@@ -9,9 +9,11 @@ files go to the library's own cache directories. Invariants:
 - Rows lie in memory-mapped Arrow files: processes that were forked from one another share them.
 """
 
+import contextlib
 import datetime
 import decimal
 import math
+import struct
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +38,10 @@ SAVED_SPLITS = "dataset_dict.json"
 """What `DatasetDict.save_to_disk` leaves in a directory."""
 SAVED_ONE = "state.json"
 """What `Dataset.save_to_disk` leaves in a directory."""
+_NARROW = {"float16": "<e", "float32": "<f"}
+"""Types of columns of which Python shows digits that nobody wrote, with the format of `struct`."""
+_NARROW_DIGITS = 10
+"""Digits that tell any two of their numbers apart, and one."""
 _MAX_LISTED = 20
 """More splits than this would fill the screen."""
 
@@ -150,16 +156,14 @@ def _reading(
     dataset: "Dataset", column: str, *, split: str, loading: Mapping[str, Any] | None
 ) -> Callable[[Any, int], object]:
     """Return how a value of the column, and the number of its row, become what is shown."""
-    import numpy as np
     from datasets import ClassLabel, Value
 
     feature = dataset.features[column]
     if isinstance(feature, ClassLabel):
         names = dict(enumerate(feature.names))
         return lambda value, _: names.get(value)
-    if isinstance(feature, Value) and feature.dtype in ("float16", "float32"):
-        narrow = np.dtype(feature.dtype).type
-        return lambda value, _: value if value is None else float(str(narrow(value)))
+    if isinstance(feature, Value) and (code := _NARROW.get(feature.dtype)):
+        return lambda value, _: value if value is None else _shortest(value, code=code)
     is_whole = isinstance(feature, Value) and not feature.dtype.startswith("float")
     if loading is None or is_whole:
         return lambda value, _: value
@@ -167,6 +171,16 @@ def _reading(
     if written is None:
         return lambda value, _: value
     return lambda value, row: written[row].as_py() if isinstance(value, float) and math.isfinite(value) else value
+
+
+def _shortest(value: float, *, code: str) -> float:
+    """Return the number with the fewest digits that its narrow type stores as this one."""
+    for digits in range(1, _NARROW_DIGITS) if math.isfinite(value) and not value.is_integer() else ():
+        short = float(f"{value:.{digits}g}")
+        with contextlib.suppress(OverflowError):
+            if struct.unpack(code, struct.pack(code, short))[0] == value:
+                return short
+    return value
 
 
 def _columns(dataset: "Dataset", *, name: str, options: HuggingFaceDataset) -> dict[str, str]:

@@ -10,12 +10,13 @@ Held-out items can repeat where the data set has few questions.
 """
 
 import difflib
+import math
 import warnings
 from typing import Any
 
-from streamrl.errors import UserError
+from streamrl.errors import UserError, shorten
 from streamrl.spec.tasks.datasets import ReasoningGymDataset
-from streamrl_workers.rewards.base import Item
+from streamrl_workers.rewards.base import Item, VerifierRaisedError
 from streamrl_workers.tasks.dataset import Question, hash_of
 from streamrl_workers.tasks.values import Split
 
@@ -135,6 +136,18 @@ class ProceduralSource:
         return f"entry {source_index} of {self._drawer.name}"
 
     def verify(self, answer: str, item: Item) -> float:
-        """The data set's own verdict; entries are made again for it as reasoning-gym made them."""
+        """The data set's own verdict; entries are made again for it as reasoning-gym made them.
+
+        Raises `VerifierRaisedError` for an answer at which its code raises, or gives no finite number.
+        """
         entry = {"question": item.question, "answer": item.answer, "metadata": dict(item.metadata)}
-        return self._drawer.score(answer, entry)
+        try:
+            score = self._drawer.score(answer, entry)
+        except MemoryError:
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {shorten(' '.join(str(error).split()))}"
+            raise VerifierRaisedError(f"the verifier of {self._drawer.name} raised {text}") from error
+        if not math.isfinite(score):
+            raise VerifierRaisedError(f"the verifier of {self._drawer.name} gave {score}")
+        return score

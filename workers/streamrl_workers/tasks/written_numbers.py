@@ -9,15 +9,12 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from typing import Any
 
 SUFFIXES = (".json", ".jsonl")
 
 
-def written_numbers(loading: Mapping[str, Any], *, split: str, column: str, rows: int) -> "pa.Array[Any] | None":
+def written_numbers(loading: Mapping[str, Any], *, split: str, column: str, rows: int) -> Any | None:  # noqa: ANN401 - Arrow's array ships no types
     """Return the numbers and texts of a column by row, as its files have them; None if they cannot be read so.
 
     Args:
@@ -26,7 +23,7 @@ def written_numbers(loading: Mapping[str, Any], *, split: str, column: str, rows
         column: name of the column.
         rows: rows of the split.
     """
-    import pyarrow as pa
+    import pyarrow as pa  # type: ignore[import-untyped]
     from datasets import load_dataset_builder
 
     files = (load_dataset_builder(**loading).config.data_files or {}).get(split, [])
