@@ -23,7 +23,7 @@ from streamrl.spec.tasks.rewards import Reward
 from streamrl_cli.user_function import check_function, functions_of
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS, positions_of
-from streamrl_workers.tasks.refused_verifiers import refused_verifiers
+from streamrl_workers.tasks.procedural import refused_verifiers
 from streamrl_workers.trackers.registry import missing_packages
 
 _DATASET_NAME = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["']([A-Za-z0-9_]+)["']""")

@@ -28,7 +28,6 @@ from streamrl.spec.task import SingleTask, Task
 from streamrl.spec.tasks.datasets import JsonlDataset, ReasoningGymDataset
 from streamrl_workers.rewards.base import Item, load_function
 from streamrl_workers.tasks.chat import ChatTemplate, open_chat
-from streamrl_workers.tasks.refused_verifiers import refused_verifiers
 from streamrl_workers.tasks.supervised.demonstrations import Demonstrations, open_demonstrations
 from streamrl_workers.tasks.supervised.row_rewards import FIELD as SUPERVISED_FIELD
 from streamrl_workers.tasks.supervised.row_rewards import RowRewards
@@ -215,7 +214,7 @@ def _checked_texts(texts: object) -> tuple[str, str]:
 
 
 def _reasoning_gym(task: SingleTask, *, seed: int, base_dir: Path, answered: bool) -> QuestionSource:
-    from streamrl_workers.tasks.procedural import open_procedural
+    from streamrl_workers.tasks.procedural import open_procedural, refused_verifiers
 
     for refused in refused_verifiers(task):
         raise refused

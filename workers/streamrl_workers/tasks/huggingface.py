@@ -12,10 +12,13 @@ files go to the library's own cache directories. Invariants:
 import contextlib
 import datetime
 import decimal
+import json
 import math
 import struct
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +26,6 @@ from streamrl.errors import UserError, shorten
 from streamrl.spec.task import SingleTask
 from streamrl.spec.tasks.datasets import HuggingFaceDataset
 from streamrl_workers.tasks.dataset import Question, RowSource, hash_of, split_rows, text_of
-from streamrl_workers.tasks.written_numbers import written_numbers
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -38,6 +40,8 @@ SAVED_SPLITS = "dataset_dict.json"
 """What `DatasetDict.save_to_disk` leaves in a directory."""
 SAVED_ONE = "state.json"
 """What `Dataset.save_to_disk` leaves in a directory."""
+_JSON_SUFFIXES = (".json", ".jsonl")
+"""Of files whose numbers are read as they are written: lines, or one array."""
 _NARROW = {"float16": "<e", "float32": "<f"}
 """Types of columns of which Python shows digits that nobody wrote, with the format of `struct`."""
 _NARROW_DIGITS = 10
@@ -165,12 +169,45 @@ def _reading(
     if isinstance(feature, Value) and (code := _NARROW.get(feature.dtype)):
         return lambda value, _: value if value is None else _shortest(value, code=code)
     is_whole = isinstance(feature, Value) and not feature.dtype.startswith("float")
-    if loading is None or is_whole:
-        return lambda value, _: value
-    written = written_numbers(loading, split=split, column=column, rows=len(dataset))
+    written = None if loading is None or is_whole else _written(loading, split=split, column=column, rows=len(dataset))
     if written is None:
         return lambda value, _: value
     return lambda value, row: written[row].as_py() if isinstance(value, float) and math.isfinite(value) else value
+
+
+def _written(loading: Mapping[str, Any], *, split: str, column: str, rows: int) -> Any | None:  # noqa: ANN401 - Arrow's array ships no types
+    """Return the numbers and texts of a column by row, as its files have them; None if they cannot be read so.
+
+    Args:
+        loading: arguments with which the library has loaded the data set.
+        split: name of the split.
+        column: name of the column.
+        rows: rows of the split.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from datasets import load_dataset_builder
+
+    files = (load_dataset_builder(**loading).config.data_files or {}).get(split, [])
+    if not all(Path(file).suffix in _JSON_SUFFIXES for file in files):
+        return None
+    try:
+        records = chain.from_iterable(map(_records, files))
+        texts = pa.array([_text_or_none(record.get(column)) for record in records], type=pa.string())
+    except (OSError, ValueError, RecursionError, AttributeError):  # as the library reads more than this
+        return None
+    return texts if len(texts) == rows else None
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _records(file: str) -> Iterator[Any]:
+    read = partial(json.loads, parse_int=str, parse_float=str)
+    with Path(file).open(encoding="utf-8-sig") as lines:
+        is_array = lines.read(1) == "["
+        lines.seek(0)
+        yield from read(lines.read()) if is_array else (read(line) for line in lines if line.strip())
 
 
 def _shortest(value: float, *, code: str) -> float:

@@ -133,9 +133,9 @@ def check_row(request: Request, row: Any, *, rewards: Sequence[Reward]) -> None:
             return
         case [str(text), list() as parts] if isinstance(request, NeedPrompts) and _is_text(text) and _is_shown(parts):
             return
-        case [list(values), str() | None as body, str() | None as raised] if (
-            isinstance(request, ScoreSample) and len(values) == len(rewards)
-        ):
+        case [list(values), str() | None as body, str() | None as raised] if isinstance(request, ScoreSample) and len(
+            values
+        ) == len(rewards):
             asked = [reward.http is not None for reward in rewards]
             if (
                 (body is not None) == any(asked)

@@ -14,7 +14,7 @@ from streamrl.errors import UserError
 from streamrl_workers.rewards.base import Item, VerifierRaisedError
 from streamrl_workers.rewards.registry import make_parts
 from streamrl_workers.tasks.dataset import MixedDataset, open_dataset
-from streamrl_workers.tasks.refused_verifiers import REFUSED
+from streamrl_workers.tasks.procedural import REFUSED_VERIFIERS as REFUSED
 from support.task_jobs import VERIFIER, make_task
 
 WRONG = ("", "wrong", "1e999", "nan", "x" * 20_000, "\N{VULGAR FRACTION ONE HALF}漢²\x00", "[" * 20_000, "1/0", "[1]")
