@@ -37,6 +37,7 @@ SCALES: Mapping[str, Sequence[tuple[float, str]]] = {
 PALETTE = ("#7EB26D", "#EAB839", "#6ED0E0", "#EF843C", "#E24D42", "#1F78C1", "#BA43A9", "#705DA0", "#508642", "#CCA300")
 NAMED = {
     "green": "#73BF69",
+    "light-red": "#FF7383",
     "red": "#F2495C",
     "dark-red": "#C4162A",
     "orange": "#FF9830",

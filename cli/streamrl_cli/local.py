@@ -23,6 +23,7 @@ from streamrl.spec.tasks.rewards import Reward
 from streamrl_cli.user_function import check_function, functions_of
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS, positions_of
+from streamrl_workers.tasks.procedural import refused_verifiers
 from streamrl_workers.trackers.registry import missing_packages
 
 _DATASET_NAME = re.compile(r"""(?:DATASET_NAME\s*=\s*|register_dataset\(\s*)["']([A-Za-z0-9_]+)["']""")
@@ -45,6 +46,7 @@ def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
         _check_model,
         _check_lengths,
         _check_dataset,
+        _check_verifiers,
         _check_chat,
         _check_rewards,
         _check_functions,
@@ -80,7 +82,7 @@ def run_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
 
 def job_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
     """Find what `job` would stumble over wherever it runs: nothing of this machine's packages, files and processes."""
-    checks = (_check_lengths, _check_reasoning_gym_name, _check_patterns)
+    checks = (_check_lengths, _check_reasoning_gym_name, _check_verifiers, _check_patterns)
     return [problem for check in checks for problem in check(job, base_dir)]
 
 
@@ -186,6 +188,11 @@ def _check_reasoning_gym_name(job: RLJob, _base_dir: Path) -> Iterator[UserError
         if task.dataset.reasoning_gym is not None and reasoning_gym_names() is not None:
             field = f"{task.field}.dataset.reasoningGym"
             yield from _check_reasoning_gym(task.dataset.reasoning_gym, field=field)
+
+
+def _check_verifiers(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
+    for task in job.spec.task.tasks:
+        yield from refused_verifiers(task)
 
 
 def check_data_file(path: Path, *, field: str, given: str) -> Iterator[UserError]:

@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -112,13 +112,13 @@ def read_text(path: Path, *, most_bytes: int, beneath: Path | None = None, fix: 
         raise UserError(field=f"{path}:{line}", rule="must be UTF-8", fix="save it as UTF-8") from None
 
 
-def parse_json(text: str) -> Any:  # noqa: ANN401 - JSON is what it is
-    """The value of a JSON text.
+def parse_json(text: str, *, parse_float: Callable[[str], Any] | None = None) -> Any:  # noqa: ANN401 - JSON is what it is
+    """The value of a JSON text. `parse_float` makes the numbers that are no integers; None = float.
 
     Raises `ValueError`: it is not JSON, is nested too deep, or has a number of thousands of digits.
     """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=parse_float)
     except json.JSONDecodeError:
         raise
     except RecursionError:

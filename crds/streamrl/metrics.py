@@ -210,7 +210,10 @@ SCHEDULER = MetricTable(
             ),
             _histogram("reward_duration_seconds", "Time that one reward took for one sample.", _SHORT_S, by="reward"),
             _counter(
-                "score_failures", "Samples that got no reward, held-out ones too, by kind.", unit="samples", by="kind"
+                "score_failures",
+                "Samples that got no reward, held-out ones too, by kind; of kind verifier_raised 0, as the data set's verifier raised on the answer.",
+                unit="samples",
+                by="kind",
             ),
             _gauge("evaluation_reward_mean", "Mean reward of the last evaluation's greedy answers."),
             _gauge("evaluation_sampled_reward_mean", "Mean reward of its sampled answers."),

@@ -73,7 +73,7 @@ def test_a_slow_transfer_lies_under_weights(prepare: Prepare) -> None:
 
 
 def test_rewards_that_wait_starve_trainer_and_generators(prepare: Prepare, tmp_path: Path) -> None:
-    """Without staleness nothing more may begin: the queue is empty."""
+    """Without staleness nothing more may begin: the queue is empty. Both wait for the rewards of the one process that scores."""
     job = simulated_job(replicas=1, steps=ENDLESS, staleness=0)
     job["spec"]["task"]["rewards"] = [REWARD]
     gate, workers = Gate.shut(tmp_path), prepare(job)
@@ -85,8 +85,8 @@ def test_rewards_that_wait_starve_trainer_and_generators(prepare: Prepare, tmp_p
     begun_s, before = time.monotonic(), tells(workers, GENERATOR, TRAINER)
     hold_on(until_s=begun_s + STALL_S)
     after, stall_s = tells(workers, GENERATOR, TRAINER), time.monotonic() - begun_s
-    assert_lies_under("pipeline_staleness", stall_s=stall_s, before=before[GENERATOR], after=after[GENERATOR])
-    assert_lies_under("pipeline_no_samples", stall_s=stall_s, before=before[TRAINER], after=after[TRAINER])
+    assert_lies_under("pipeline_scoring", stall_s=stall_s, before=before[GENERATOR], after=after[GENERATOR])
+    assert_lies_under("pipeline_scoring", stall_s=stall_s, before=before[TRAINER], after=after[TRAINER])
 
 
 def test_a_slow_trainer_is_busy_and_starves_generators(prepare: Prepare) -> None:

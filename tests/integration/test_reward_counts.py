@@ -1,6 +1,7 @@
 """Two rewards, one of which hangs for some samples: the run goes on, and everybody who looks is told."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,28 @@ def test_the_report_shows_parts_and_failures(run: LocalRun) -> None:
     assert f"<td>scores failed</td><td>timeout</td><td>{timeouts}</td>" in page
     assert "<h3>Reward by part</h3>" in page
     assert "<h3>Gradient norm</h3>" not in page, "a simulated trainer has none"
+
+
+def test_a_verifier_that_raises_scores_0_and_is_counted(tmp_path: Path) -> None:
+    job = simulated_job(steps=3)
+    job["spec"]["task"] |= {
+        "dataset": {"reasoningGym": {"name": "prime_factorization"}},
+        "rewards": [{"name": "right", "verifier": {}}],
+    }
+    run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
+    assert run.wait_end() == 0, run.logs()
+    assert run.result()["status"] == "succeeded"
+    found = lines(run)
+    assert [(line["reward_mean"], line["reward_failed"]) for line in found] == [(0.0, 0)] * 3
+    counted = sum(line["score_failures"]["verifier_raised"] for line in found)
+    assert counted >= sum(line["samples"] for line in found) > 0
+    evaluated = [json.loads(line) for line in (run.folder / "metrics/evaluations.jsonl").read_text().splitlines()]
+    assert [(line["mean_reward"], line["failed"]) for line in evaluated] == [(0.0, 0)] * len(evaluated)
+    assert len(evaluated) > 0
+    text = "right: the verifier of prime_factorization raised ValueError: "
+    log = (run.folder / "logs/scheduler.log").read_text()
+    assert log.count(f"{text}invalid literal") == 1, log
+    shown = streamrl("samples", str(run.folder), "--json")
+    samples = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert {sample["reward"] for sample in samples} == {0.0}, shown.stderr
+    assert all(sample["reward_error"].startswith(text) for sample in samples)

@@ -136,7 +136,7 @@ async def test_all_kinds_at_once_over_two_processes(tmp_path: Path) -> None:
         assert [(text, result.kind) for text, result in zip(asked, results, strict=True)] == [
             (t, kinds[t]) for t in asked
         ]
-        assert dict(pool.failures) == {"raised": 2, "bad_value": 2, "timeout": 4, "memory": 2, "died": 4}
+        assert +pool.failures == {"raised": 2, "bad_value": 2, "timeout": 4, "memory": 2, "died": 4}
 
 
 async def test_a_hanging_pattern_is_killed_and_parts_have_limits_of_their_own(tmp_path: Path) -> None:

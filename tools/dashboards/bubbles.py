@@ -59,7 +59,7 @@ def _lost() -> list[Panel]:
             where_time_goes("trainer"),
             says=Advice(
                 good="busy fills the picture.",
-                otherwise="no_samples wants more or faster generators, due_group one long group less (dispatch by length), "
+                otherwise="no_samples wants more or faster generators, scoring a larger task.processes, due_group one long group less (dispatch by length), "
                 "weights a faster link.",
             ),
         ),

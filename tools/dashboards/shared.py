@@ -46,6 +46,7 @@ TAG = "streamrl"
 _COLOURS = {
     "busy": "green",
     "pipeline no_samples": "red",
+    "pipeline scoring": "light-red",
     "pipeline due_group": "dark-red",
     "pipeline staleness": "orange",
     "pipeline back_pressure": "dark-orange",

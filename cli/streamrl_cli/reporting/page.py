@@ -43,6 +43,7 @@ WHY_NO_SCORE = {
     "died": "its process ended",
     "bad_value": "what it gave cannot be used: a reward must be a finite number",
     "memory": "it ran out of memory",
+    "verifier_raised": "the data set's verifier raised on the answer, which scored 0",
 }
 WHY_DROPPED = {
     "reward_failed": "fewer than two samples of the group have a reward",

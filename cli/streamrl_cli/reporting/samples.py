@@ -63,6 +63,7 @@ class ShownSample:
         why = "a turn drawn anew" if sample.resampled else sample.reward_error
         reward = f"no reward ({why})" if self.reward is None else f"reward {self.reward:g}"
         told = [f"{reward}{f' ({parts})' if len(sample.reward_parts) > 1 else ''}"]
+        told += [why] if why and self.reward is not None else []
         told += [] if self.advantage is None else [f"advantage {self.advantage:+.3g}"]
         told.append(f"{completion_tokens(sample)} tokens, ended by {sample.finish_reason or 'nothing'}")
         versions = sorted({span.step for span in sample.spans})

@@ -31,8 +31,9 @@ REQUESTS: tuple[Request, ...] = (
 )
 ROWS: tuple[Any, ...] = (
     ["a prompt"],
-    [[0.5], None],
-    [[0.5, None], "a body"],
+    [[0.5], None, None],
+    [[0.0], None, "right: the verifier raised"],
+    [[0.5, None], "a body", None],
     ["an observation", 0.5, False, False],
     {"kind": "timeout", "error": "took longer"},
 )

@@ -10,7 +10,7 @@ import reasoning_gym.factory
 from streamrl.errors import UserErrors
 from streamrl.spec import RLJob
 from streamrl_cli.jobfile import load_job
-from streamrl_cli.local import local_problems, reasoning_gym_names
+from streamrl_cli.local import job_problems, local_problems, reasoning_gym_names
 from streamrl_cli.user_function import check_function
 from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS
 from streamrl_workers.trackers.registry import TRACKERS
@@ -139,3 +139,12 @@ def test_a_tracker_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(TRACKERS, "wandb", ("no_such_package", "wandb"))
     line = "spec.trackers.wandb: needs the package wandb, which is not installed"
     assert sorted(rules(job, tmp_path)) == sorted([*before, line])
+
+
+def test_a_verifier_of_reasoning_gym_that_judges_wrongly_is_refused_before_the_start(tmp_path: Path) -> None:
+    dataset = "spec.task.dataset={reasoningGym: {name: game_of_life_halting}}"
+    job = job_with(dataset, "spec.task.rewards=[{name: right, verifier: {}}]")
+    text = "spec.task.rewards[0].verifier: the verifier of game_of_life_halting scores every answer as True"
+    assert text in rules(job, tmp_path)
+    assert text in [f"{problem.field}: {problem.rule}" for problem in job_problems(job, base_dir=tmp_path)]
+    assert text not in rules(job_with(dataset, "spec.task.rewards=[{name: right, exactMatch: {}}]"), tmp_path)

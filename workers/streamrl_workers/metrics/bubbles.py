@@ -30,6 +30,7 @@ Part = Literal[
     "pipeline_no_prompts",
     "pipeline_no_samples",
     "pipeline_staleness",
+    "pipeline_scoring",
     "pipeline_due_group",
     "pipeline_back_pressure",
     "pipeline_phase",

@@ -40,7 +40,7 @@ Scorer = Callable[[str, Item], object]
 
 
 Verify = Callable[[str, Item], float]
-"""(answer, item) -> number: the data set's own verdict on an extracted answer."""
+"""(answer, item) -> number: the data set's own verdict on an extracted answer. Raises `VerifierRaisedError` if its code raises."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,10 @@ class RewardContext:
     verify: Verify
     timeout_s: float
     """The reward's time limit for one sample."""
+
+
+class VerifierRaisedError(Exception):
+    """Refusal of an answer by an exception of the data set's own verifier: the answer scores 0, and the sample is counted."""
 
 
 Extract = Callable[[str], str | None]

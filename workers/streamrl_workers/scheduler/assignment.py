@@ -90,6 +90,7 @@ class Assignment:
             self._evaluator.waiting,
             self._window.situation(),
             self._pressed(),
+            self._not_yet,
             self._planner.may_plan(),
             self._planner.all_planned(),
             self._lifecycle.answering > 0,
@@ -245,7 +246,9 @@ class Assignment:
     @property
     def _not_yet(self) -> str:
         """Why nothing more may begin before the trainer has done its step."""
-        return "phase" if self._settings.waits_are_phases else "staleness"
+        if self._settings.waits_are_phases:
+            return "phase"
+        return "scoring" if self._groups.awaits_scores(self._window.room) else "staleness"
 
     def _tell_waiting(self, generator: Generator, *, waiting: bool) -> None:
         if generator.told_waiting != waiting:

@@ -21,7 +21,7 @@ Version = tuple[int, int]
 LOAD_PATIENCE, MOST_PATIENCE, LOAD_GRACE_S = 2.0, 4.0, 0.5
 """A generator is expected to have loaded a version after so many times what the quickest took, and so many seconds. More times
 where the slowest took more for the version before, with a tenth on top; at most the second."""
-IDLE_CAUSES = ("no_prompts", "staleness", "back_pressure", "no_weights", "phase", "ended")
+IDLE_CAUSES = ("no_prompts", "staleness", "scoring", "back_pressure", "no_weights", "phase", "ended")
 """Why a generator with a free slot gets nothing."""
 
 

@@ -215,7 +215,9 @@ class TrainerFeed:
         if self._settings.waits_are_phases or self._is_held:
             return "phase"
         enough = self._window.room if self._settings.whole_batches else 1
-        return "due_group" if self._ready.total >= enough else "no_samples"
+        if self._ready.total >= enough:
+            return "due_group"
+        return "scoring" if self._groups.awaits_scores(enough) else "no_samples"
 
     # ---- steps
 

@@ -12,6 +12,7 @@ Invariants:
 import contextlib
 import functools
 import hashlib
+import math
 import random
 import re
 from array import array
@@ -213,8 +214,10 @@ def _checked_texts(texts: object) -> tuple[str, str]:
 
 
 def _reasoning_gym(task: SingleTask, *, seed: int, base_dir: Path, answered: bool) -> QuestionSource:
-    from streamrl_workers.tasks.procedural import open_procedural
+    from streamrl_workers.tasks.procedural import open_procedural, refused_verifiers
 
+    for refused in refused_verifiers(task):
+        raise refused
     del base_dir, answered  # has no files, and makes its answers
     assert isinstance(task.dataset.value, ReasoningGymDataset)
     return open_procedural(task.dataset.value, seed=seed)
@@ -374,15 +377,17 @@ def split_rows(hashes: "array[int]", *, percent: int, field: str) -> tuple["arra
 
 
 def text_of(value: object, *, field: str, place: str) -> str:
-    """A text, or a number as its text; `field` of the job names where it is to be found, `place` what was found there.
+    """A text, or a finite number in its shortest form; `field` of the job names where it is to be found, `place` what was found there.
 
     Raises:
         UserError: it is neither.
     """
     if isinstance(value, str):
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return repr(value).removesuffix(".0")
     raise UserError(field=field, rule=f"{place} must be a text or a number", got=value)
 
 

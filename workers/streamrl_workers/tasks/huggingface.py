@@ -3,16 +3,22 @@
 Owns the only door to the library, the translation of what it raises into one line, the checks of the rows and what a row
 becomes. The library runs no code of a data set (versions from 4 on cannot). The hub's token is HF_TOKEN of the environment;
 files go to the library's own cache directories. Invariants:
-- All prompts and answers are checked when it is opened: a text that is not empty, or a number, which becomes its text.
+- All prompts and answers are checked when it is opened: a text that is not empty, a finite number or a class. A class becomes
+  its name, a number the text that a local JSON file has, else its shortest form (72, not 72.0).
 - No prompt of the held-out rows is trained: with `evaluation.split`, such rows leave the training split.
 - Rows lie in memory-mapped Arrow files: processes that were forked from one another share them.
 """
 
+import contextlib
 import datetime
 import decimal
+import json
 import math
+import struct
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +40,12 @@ SAVED_SPLITS = "dataset_dict.json"
 """What `DatasetDict.save_to_disk` leaves in a directory."""
 SAVED_ONE = "state.json"
 """What `Dataset.save_to_disk` leaves in a directory."""
+_JSON_SUFFIXES = (".json", ".jsonl")
+"""Of files whose numbers are read as they are written: lines, or one array."""
+_NARROW = {"float16": "<e", "float32": "<f"}
+"""Types of columns of which Python shows digits that nobody wrote, with the format of `struct`."""
+_NARROW_DIGITS = 10
+"""Digits that tell any two of their numbers apart, and one."""
 _MAX_LISTED = 20
 """More splits than this would fill the screen."""
 
@@ -50,14 +62,15 @@ def open_huggingface(task: SingleTask, *, seed: int, base_dir: Path) -> RowSourc
     if len(set(names)) != len(names):
         raise UserError(field=HELD_OUT_FIELD, rule="must differ from the split that is trained", got=held_out_split)
     splits = load_splits(options, names=names, base_dir=base_dir)
-    train = _HubQuestions(splits[0], name=options.split, options=options)
+    loading = None if options.path is None else loading_of(options, path=base_dir / options.path)
+    train = _HubQuestions(splits[0], name=options.split, options=options, loading=loading)
     if held_out_split is None:
         held_out = train
         train_rows, held_out_rows = split_rows(
             train.hashes, percent=options.held_out_percent, field=f"{FIELD}.{_place(options)}"
         )
     else:
-        held_out = _HubQuestions(splits[1], name=held_out_split, options=options)
+        held_out = _HubQuestions(splits[1], name=held_out_split, options=options, loading=loading)
         train_rows = _not_in(train, held_out, options=options)
         held_out_rows = array("Q", range(len(held_out.hashes)))
     return RowSource(
@@ -89,10 +102,21 @@ def _not_in(train: "_HubQuestions", held_out: "_HubQuestions", *, options: Huggi
 class _HubQuestions:
     """One split, checked."""
 
-    def __init__(self, dataset: "Dataset", *, name: str, options: HuggingFaceDataset) -> None:
+    def __init__(
+        self,
+        dataset: "Dataset",
+        *,
+        name: str,
+        options: HuggingFaceDataset,
+        loading: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`loading`: arguments with which the library has read it from local files."""
         self.name = name
         self._options = options
         self._columns = _columns(dataset, name=name, options=options)
+        self._readings = {
+            column: _reading(dataset, column, split=name, loading=loading) for column in self._columns.values()
+        }
         self._dataset = _without_media(dataset, keep=self._columns.values())
         self.hashes = array("Q", (hash_of(prompt) for prompt in self._checked_prompts()))
         """Of each row's prompt."""
@@ -124,10 +148,76 @@ class _HubQuestions:
 
     def _texts(self, values: Sequence[Any], *, number: int) -> list[str]:
         """The prompt, and the answer where the job names its column."""
-        return [
-            text_of(value, field=f"{FIELD}.{key}", place=f"row {number} of {self.name}: {column}")
-            for (key, column), value in zip(self._columns.items(), values, strict=True)
-        ]
+        texts = []
+        for (key, column), value in zip(self._columns.items(), values, strict=True):
+            read = self._readings[column](value, number)
+            text = text_of(read, field=f"{FIELD}.{key}", place=f"row {number} of {self.name}: {column}")
+            texts.append(text)
+        return texts
+
+
+def _reading(
+    dataset: "Dataset", column: str, *, split: str, loading: Mapping[str, Any] | None
+) -> Callable[[Any, int], object]:
+    """Return how a value of the column, and the number of its row, become what is shown."""
+    from datasets import ClassLabel, Value
+
+    feature = dataset.features[column]
+    if isinstance(feature, ClassLabel):
+        names = dict(enumerate(feature.names))
+        return lambda value, _: names.get(value)
+    if isinstance(feature, Value) and (code := _NARROW.get(feature.dtype)):
+        return lambda value, _: value if value is None else _shortest(value, code=code)
+    is_whole = isinstance(feature, Value) and not feature.dtype.startswith("float")
+    written = None if loading is None or is_whole else _written(loading, split=split, column=column, rows=len(dataset))
+    if written is None:
+        return lambda value, _: value
+    return lambda value, row: written[row].as_py() if isinstance(value, float) and math.isfinite(value) else value
+
+
+def _written(loading: Mapping[str, Any], *, split: str, column: str, rows: int) -> Any | None:  # noqa: ANN401 - Arrow's array ships no types
+    """Return the numbers and texts of a column by row, as its files have them; None if they cannot be read so.
+
+    Args:
+        loading: arguments with which the library has loaded the data set.
+        split: name of the split.
+        column: name of the column.
+        rows: rows of the split.
+    """
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from datasets import load_dataset_builder
+
+    files = (load_dataset_builder(**loading).config.data_files or {}).get(split, [])
+    if not all(Path(file).suffix in _JSON_SUFFIXES for file in files):
+        return None
+    try:
+        records = chain.from_iterable(map(_records, files))
+        texts = pa.array([_text_or_none(record.get(column)) for record in records], type=pa.string())
+    except (OSError, ValueError, RecursionError, AttributeError):  # as the library reads more than this
+        return None
+    return texts if len(texts) == rows else None
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _records(file: str) -> Iterator[Any]:
+    read = partial(json.loads, parse_int=str, parse_float=str)
+    with Path(file).open(encoding="utf-8-sig") as lines:
+        is_array = lines.read(1) == "["
+        lines.seek(0)
+        yield from read(lines.read()) if is_array else (read(line) for line in lines if line.strip())
+
+
+def _shortest(value: float, *, code: str) -> float:
+    """Return the number with the fewest digits that its narrow type stores as this one."""
+    for digits in range(1, _NARROW_DIGITS) if math.isfinite(value) and not value.is_integer() else ():
+        short = float(f"{value:.{digits}g}")
+        with contextlib.suppress(OverflowError):
+            if struct.unpack(code, struct.pack(code, short))[0] == value:
+                return short
+    return value
 
 
 def _columns(dataset: "Dataset", *, name: str, options: HuggingFaceDataset) -> dict[str, str]:
@@ -220,22 +310,32 @@ def _load_path(options: HuggingFaceDataset, *, path: Path) -> "Dataset | Dataset
         raise UserError(field=f"{FIELD}.revision", rule="goes with name, a path has none", got=options.revision)
     if not path.exists():
         raise UserError(field=f"{FIELD}.path", rule="must be a directory or a file", got=str(path))
-    saved = (path / SAVED_SPLITS).is_file() or (path / SAVED_ONE).is_file()
+    saved = _is_saved(path)
     if options.config is not None and (saved or path.is_file()):
         raise UserError(field=f"{FIELD}.config", rule="goes with name or a directory of files", got=options.config)
     if path.is_file() and path.suffix not in READERS:
         known = ", ".join(READERS)
         raise UserError(field=f"{FIELD}.path", rule=f"a file must end in one of {known}", got=str(path))
     try:
-        if saved:
-            return datasets.load_from_disk(str(path))
-        if path.is_file():
-            return datasets.load_dataset(READERS[path.suffix], data_files=str(path))
-        return datasets.load_dataset(str(path), options.config)
+        loading = loading_of(options, path=path)
+        return datasets.load_from_disk(str(path)) if loading is None else datasets.load_dataset(**loading)
     except Exception as error:  # a broken file surfaces as any exception of Arrow, pandas or the library
         raise UserError(
             field=f"{FIELD}.path", rule=f"cannot be loaded: {type(error).__name__}: {_one_line(error)}", got=str(path)
         ) from error
+
+
+def _is_saved(path: Path) -> bool:
+    return (path / SAVED_SPLITS).is_file() or (path / SAVED_ONE).is_file()
+
+
+def loading_of(options: HuggingFaceDataset, *, path: Path) -> dict[str, Any] | None:
+    """Return the arguments with which the library reads the files there; None if it has saved them itself."""
+    if _is_saved(path):
+        return None
+    if path.is_file():
+        return {"path": READERS[path.suffix], "data_files": str(path)}
+    return {"path": str(path), "name": options.config}
 
 
 def _one_line(error: BaseException) -> str:

@@ -81,7 +81,8 @@ class _Lines:
 def _parse(line: bytes, *, number: int, options: JsonlDataset, answered: bool) -> Question:
     place = f"{options.path} line {number + 1}"
     try:
-        record = parse_json(line.decode("utf-8-sig" if number == 0 else "utf-8"))
+        text = line.decode("utf-8-sig" if number == 0 else "utf-8")
+        record = parse_json(text)
         if b"\\ud" in line.lower():  # half of a pair may be written like that, and no message can carry it
             json.dumps(record, ensure_ascii=False).encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
@@ -90,17 +91,23 @@ def _parse(line: bytes, *, number: int, options: JsonlDataset, answered: bool) -
         raise UserError(field=f"{FIELD}.path", rule=f"{place} must be JSON: {error}") from error
     if not isinstance(record, dict):
         raise UserError(field=f"{FIELD}.path", rule=f"{place} must be an object", got=record)
-    prompt = _text(record, options.prompt_field, field=f"{FIELD}.promptField", place=place)
+    prompt = _text(record, options.prompt_field, line=text, field=f"{FIELD}.promptField", place=place)
     if not prompt:
         raise UserError(field=f"{FIELD}.promptField", rule=f"{place}: {options.prompt_field} must not be empty")
     has_answer = answered or options.answer_field in record
-    answer = _text(record, options.answer_field, field=f"{FIELD}.answerField", place=place) if has_answer else None
+    answer = (
+        _text(record, options.answer_field, line=text, field=f"{FIELD}.answerField", place=place)
+        if has_answer
+        else None
+    )
     rest = {key: value for key, value in record.items() if key not in (options.prompt_field, options.answer_field)}
     return Question(question=prompt, answer=answer, metadata=rest, source_index=number)
 
 
-def _text(record: Mapping[str, Any], name: str, *, field: str, place: str) -> str:
+def _text(record: Mapping[str, Any], name: str, *, line: str, field: str, place: str) -> str:
+    """A text, or a number as the line has it."""
     if name not in record:
         fields = ", ".join(record) or "none"
         raise UserError(field=field, rule=f"{place} has no field {name}", fix=f"its fields are {fields}")
-    return text_of(record[name], field=field, place=f"{place}: {name}")
+    text = text_of(record[name], field=field, place=f"{place}: {name}")
+    return parse_json(line, parse_float=str)[name] if isinstance(record[name], float) else text

@@ -17,6 +17,7 @@ Loops: one per slot (`worker_slots.py`) and the fork server's listener (`fork_se
 """
 
 import asyncio
+import logging
 from collections import Counter, OrderedDict, deque
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import replace
@@ -27,13 +28,11 @@ from typing import Any, get_args
 from streamrl import names
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
-from streamrl.spec.task import AgentSpec, SingleTask
+from streamrl.spec.task import AgentSpec
 from streamrl_workers.rewards.budget import SampleBudget, sample_budget
 from streamrl_workers.tasks.agent_hosts import AgentHosts, ItemPlace, item_place
 from streamrl_workers.tasks.fork_server import ForkServer
 from streamrl_workers.tasks.protocol import (
-    MAKING_ITEM,
-    PLAYING,
     SPAWN,
     SPAWN_AGENT_HOST,
     SPAWN_ENDPOINT_CLIENT,
@@ -54,19 +53,18 @@ from streamrl_workers.tasks.values import (
     index_of,
 )
 from streamrl_workers.tasks.worker_slots import (
+    MAKE_ITEM_TIMEOUT_S,
     ConcurrentSlot,
     PoolProcess,
-    StageLimit,
     TaskDuties,
     Took,
     WorkerDuties,
     WorkerSlot,
     WorkItem,
     endpoint_row,
+    limits_of,
 )
 
-MAKE_ITEM_TIMEOUT_S = 60.0
-"""Longest time to make one item, the user's format function included; slow ones take seconds."""
 MEMORY_LIMIT_BYTES = 4 << 30
 """Growth of one worker's address space; generous, so that only leaks meet it."""
 READING = 4
@@ -74,6 +72,8 @@ READING = 4
 KEPT_ITEMS_BYTES = 64 << 20
 """Of items for agent hosts: many of a few kilobytes, some of the largest."""
 CLOSED = "the task pool is closed"
+
+log = logging.getLogger("streamrl.scheduler")
 
 
 class TaskPool:
@@ -105,7 +105,7 @@ class TaskPool:
         self._memory_limit_bytes = memory_limit_bytes
         self._count = processes or job.spec.task.processes
         self._shares = job.spec.task.shares
-        self._duties = [TaskDuties(rewards=task.rewards, limits=_limits(task)) for task in job.spec.task.tasks]
+        self._duties = [TaskDuties(rewards=task.rewards, limits=limits_of(task)) for task in job.spec.task.tasks]
         rewards = [reward for task in job.spec.task.tasks for reward in task.rewards]
         endpoints = [(reward.http, reward.timeout_seconds) for reward in rewards if reward.http is not None]
         self._run_dir = run_dir
@@ -119,6 +119,8 @@ class TaskPool:
         self._closed = False
         self.failures: Counter[str] = Counter(dict.fromkeys(get_args(FailureKind), 0))
         """Failures by kind, since the pool began."""
+        self._raised: set[int] = set()
+        """Tasks of which a verifier has raised."""
         self.held_out_size: int | None = None
         """Held-out items of the data set; None = endless (or not started)."""
         self.reward_took: Took = lambda _name, _seconds: None
@@ -240,17 +242,25 @@ class TaskPool:
         """An item is done, or its endpoints are still to be asked."""
         try:
             match row:
-                case [values, str(body)] if self._endpoints is not None and isinstance(values, list):
+                case [values, str(body), raised] if self._endpoints is not None:
                     task = self._shares.task_of(index_of(work.request))
                     if (budget := self._budgets[task]) is not None:
                         budget.take()
-                    self._endpoints.ask(work, [task, body], row_of=partial(endpoint_row, values=values))
+                    self._endpoints.ask(work, [task, body], row_of=partial(endpoint_row, values=values, raised=raised))
                     return
                 case {"kind": kind}:
                     self.failures[kind] += 1
+                case [_, None, str(raised)]:
+                    self._on_verifier_raised(self._shares.task_of(index_of(work.request)), raised)
             self._backlog.finish(work, result_of(work.request, row, rewards=self._of(work.request).rewards))
         except UserError as error:
             self._backlog.close(error)
+
+    def _on_verifier_raised(self, task: int, raised: str) -> None:
+        self.failures["verifier_raised"] += 1
+        if task not in self._raised:
+            log.warning("%s; such answers score 0 and are counted as verifier_raised, without a line for each", raised)
+        self._raised.add(task)
 
     def _on_hosted(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
         """A prompt dies with its hosts alone, as what a program does is its samples' failure: another try may have it."""
@@ -314,20 +324,6 @@ def single_requests(request: NeedPrompts | PlayTurn) -> Iterator[NeedPrompts | P
         return
     for index in range(request.first_index, request.first_index + request.count):
         yield replace(request, first_index=index, count=1)
-
-
-def _limits(task: SingleTask) -> dict[int, StageLimit]:
-    """Of each stage."""
-    limits = {
-        stage: StageLimit(name=reward.name, timeout_s=reward.timeout_seconds)
-        for stage, reward in enumerate(task.rewards)
-    }
-    limits[MAKING_ITEM] = StageLimit(name="making the item", timeout_s=MAKE_ITEM_TIMEOUT_S)
-    if not task.rewards:
-        limits[0] = limits[MAKING_ITEM]  # a score of no rewards is 0
-    if task.environment is not None:
-        limits[PLAYING] = StageLimit(name="environment", timeout_s=task.environment.timeout_seconds)
-    return limits
 
 
 class ItemQueue:

@@ -10,12 +10,15 @@ Held-out items can repeat where the data set has few questions.
 """
 
 import difflib
+import math
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 from streamrl.errors import UserError
+from streamrl.spec.task import SingleTask
 from streamrl.spec.tasks.datasets import ReasoningGymDataset
-from streamrl_workers.rewards.base import Item
+from streamrl_workers.rewards.base import Item, VerifierRaisedError
 from streamrl_workers.tasks.dataset import Question, hash_of
 from streamrl_workers.tasks.values import Split
 
@@ -27,11 +30,29 @@ ADDRESS_LIMIT = 2**31
 """Some data sets seed numpy with it, which takes 32 bits."""
 
 FIELD = "spec.task.dataset.reasoningGym"
+REFUSED_VERIFIERS: dict[str, tuple[str, str]] = {
+    "complex_arithmetic": ("scores the answer nan as right", "use exactMatch"),
+    "composite": ("has none of its own, and a job cannot give it data sets", "list them in spec.task.mixture"),
+    "game_of_life_halting": ("scores every answer as True", "use exactMatch"),
+}
+"""Name -> what its verifier does, what to do instead. A test holds it against all verifiers of the package."""
 
 
 def split_of(question: str) -> Split:
     """The split that a question belongs to."""
     return "held_out" if hash_of(question) % HELD_OUT_ONE_IN == 0 else "train"
+
+
+def refused_verifiers(task: SingleTask) -> Iterator[UserError]:
+    """Find the rewards of a task that ask such a verifier."""
+    dataset = task.dataset.reasoning_gym
+    if dataset is None or dataset.name not in REFUSED_VERIFIERS:
+        return
+    why, fix = REFUSED_VERIFIERS[dataset.name]
+    for number, reward in enumerate(task.rewards):
+        if reward.verifier is not None:
+            rule = f"the verifier of {dataset.name} {why}"
+            yield UserError(field=f"{task.field}.rewards[{number}].verifier", rule=rule, fix=fix)
 
 
 def open_procedural(options: ReasoningGymDataset, *, seed: int) -> "ProceduralSource":
@@ -135,6 +156,18 @@ class ProceduralSource:
         return f"entry {source_index} of {self._drawer.name}"
 
     def verify(self, answer: str, item: Item) -> float:
-        """The data set's own verdict; entries are made again for it as reasoning-gym made them."""
+        """The data set's own verdict; entries are made again for it as reasoning-gym made them.
+
+        Raises `VerifierRaisedError` for an answer at which its code raises, or gives no finite number.
+        """
         entry = {"question": item.question, "answer": item.answer, "metadata": dict(item.metadata)}
-        return self._drawer.score(answer, entry)
+        try:
+            score = self._drawer.score(answer, entry)
+        except MemoryError:
+            raise
+        except Exception as error:
+            text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise VerifierRaisedError(f"the verifier of {self._drawer.name} raised {text}") from error
+        if not math.isfinite(score):
+            raise VerifierRaisedError(f"the verifier of {self._drawer.name} gave {score}")
+        return score

@@ -5,7 +5,7 @@
   pool ──▶ worker           a request of `values.py`: [name of its type, its fields]
   fork server ──▶ pool      once {"ready": {"held_out_size"}} | {"user_error": parts}; {"exited", "code"} for each process that ended
   worker ──▶ pool           a stage that it enters (a number), any number of times, `first_stage` untold; then one row:
-                            [text] | [text, demonstration] | [values, body] | [observation, reward, done, context] | {"kind", "error"}
+                            [text] | [text, demonstration] | [values, body, raised] | [observation, reward, done, context] | {"kind", "error"}
   pool ──▶ endpoint client  [number, [task, body]] of a sample that endpoints score
   endpoint client ──▶ pool  [number, values] | [number, {"kind", "error"}]
   pool ──▶ agent host       [number, request] of one prompt or turn; with a pool of agents its item is a third part of it
@@ -133,11 +133,14 @@ def check_row(request: Request, row: Any, *, rewards: Sequence[Reward]) -> None:
             return
         case [str(text), list() as parts] if isinstance(request, NeedPrompts) and _is_text(text) and _is_shown(parts):
             return
-        case [list(values), str() | None as body] if isinstance(request, ScoreSample) and len(values) == len(rewards):
+        case [list(values), str() | None as body, str() | None as raised] if isinstance(request, ScoreSample) and len(
+            values
+        ) == len(rewards):
             asked = [reward.http is not None for reward in rewards]
             if (
                 (body is not None) == any(asked)
                 and _is_text(body or "")
+                and _is_text(raised or "")
                 and all(value is None if ask else is_finite(value) for ask, value in zip(asked, values, strict=True))
             ):
                 return
@@ -246,7 +249,8 @@ def _score(request: ScoreSample, row: Any, *, rewards: Sequence[Reward]) -> Scor
         return Score(group_id=group_id, sample_index=sample_index, reward=None, parts={}, **row)
     parts = {reward.name: value for reward, value in zip(rewards, row[0], strict=True)}
     total = sum((reward.weight_percent / 100 * parts[reward.name] for reward in rewards), start=0.0)
-    return Score(group_id=group_id, sample_index=sample_index, reward=total, parts=parts)
+    score = Score(group_id=group_id, sample_index=sample_index, reward=total, parts=parts)
+    return score if row[2] is None else replace(score, kind="verifier_raised", error=row[2])
 
 
 def _turn_answer(request: PlayTurn, row: Any) -> TurnAnswer:  # noqa: ANN401

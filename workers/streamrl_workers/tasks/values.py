@@ -6,8 +6,9 @@ from typing import Literal, NamedTuple
 
 Split = Literal["train", "held_out"]
 
-FailureKind = Literal["raised", "timeout", "died", "bad_value", "memory"]
-"""Why a sample has no reward: its function raised, overran, ended its process, gave no finite number, ran out of memory."""
+FailureKind = Literal["raised", "timeout", "died", "bad_value", "memory", "verifier_raised"]
+"""Why a sample has no reward: its function raised, overran, ended its process, gave no finite number, ran out of memory.
+`verifier_raised`: the data set's own verifier raised on the answer, which has scored 0."""
 
 
 class TaskPoolError(RuntimeError):
@@ -74,7 +75,7 @@ class ScoreSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What a completion earned. `reward` None: scoring failed, `kind` and `error` say why."""
+    """What a completion earned. `reward` None: scoring failed, `kind` and `error` say why, as they do of a verifier that raised."""
 
     group_id: int
     sample_index: int

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from streamrl.errors import UserError
 from streamrl_workers.environments.base import EnvironmentSource, Player
 from streamrl_workers.process import framing
-from streamrl_workers.rewards.base import Item
+from streamrl_workers.rewards.base import Item, VerifierRaisedError
 from streamrl_workers.rewards.registry import BadValueError, Part
 from streamrl_workers.tasks import protocol
 from streamrl_workers.tasks.dataset import MixedDataset
@@ -107,16 +107,20 @@ class Scoring:
 
     def _score(self, item: Item, completion: str, *, parts: Sequence[Part]) -> Row:
         values: list[float | None] = []
-        body = None
+        body = raised = None
         for stage, part in enumerate(parts):
             self._where = f"{part.name}: "
             if part.endpoint is None:
                 self._enter(stage)
-                values.append(part.value(completion, item))
+                try:
+                    values.append(part.value(completion, item))
+                except VerifierRaisedError as error:
+                    values.append(0.0)
+                    raised = f"{self._where}{_text(error)}"[:MAX_ERROR_CHARS]
             else:
                 body = body or part.endpoint.body(completion, item)
                 values.append(None)
-        return [values, body]
+        return [values, body, raised]
 
     def _play(self, item: Item, request: PlayTurn) -> Row:
         task = self._task(request)

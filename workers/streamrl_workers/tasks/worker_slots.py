@@ -18,17 +18,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streamrl.spec.task import SingleTask
 from streamrl.spec.tasks.rewards import Reward
 from streamrl_workers.process import framing
 from streamrl_workers.process.framing import ForeignBytesError
 from streamrl_workers.tasks import protocol
 from streamrl_workers.tasks.fork_server import Connection, ForkServer
-from streamrl_workers.tasks.protocol import check_row, failure, first_stage
+from streamrl_workers.tasks.protocol import MAKING_ITEM, PLAYING, check_row, failure, first_stage
 from streamrl_workers.tasks.values import Request, TaskPoolError
 
 MAX_DEATHS = 2
 MAX_STARTS = 3
 """Tries in a row to have a process before the pool gives up."""
+MAKE_ITEM_TIMEOUT_S = 60.0
+"""Longest time to make one item, the user's format function included; slow ones take seconds."""
 EXIT_NOTICE_TIMEOUT_S = 2.0
 GRACE_S = 10.0
 """Beyond the longest time limit of an endpoint or an agent: a busy machine answers late."""
@@ -61,6 +64,20 @@ class StageLimit:
 
     name: str
     timeout_s: float
+
+
+def limits_of(task: SingleTask) -> dict[int, StageLimit]:
+    """Return the time limit of each stage."""
+    limits = {
+        stage: StageLimit(name=reward.name, timeout_s=reward.timeout_seconds)
+        for stage, reward in enumerate(task.rewards)
+    }
+    limits[MAKING_ITEM] = StageLimit(name="making the item", timeout_s=MAKE_ITEM_TIMEOUT_S)
+    if not task.rewards:
+        limits[0] = limits[MAKING_ITEM]  # a score of no rewards is 0
+    if task.environment is not None:
+        limits[PLAYING] = StageLimit(name="environment", timeout_s=task.environment.timeout_seconds)
+    return limits
 
 
 class PoolProcess:
@@ -344,12 +361,15 @@ class ConcurrentSlot:
             asked.begun = self._begins_at_once
 
 
-def endpoint_row(answer: Any, *, values: Sequence[float | None]) -> Any:  # noqa: ANN401 - JSON
-    """Row of a sample whose endpoints have answered: `values` of the parts, None where one was asked. Raises `ForeignBytesError`."""
+def endpoint_row(answer: Any, *, values: Sequence[float | None], raised: str | None) -> Any:  # noqa: ANN401 - JSON
+    """Row of a sample whose endpoints have answered: `values` of the parts, None where one was asked; `raised` as in its row before.
+
+    Raises `ForeignBytesError`.
+    """
     match answer:
         case {"kind": str(), "error": str()}:
             return answer
         case list() if len(answer) == values.count(None) and all(map(protocol.is_finite, answer)):
             rest = iter(answer)
-            return [[next(rest) if value is None else value for value in values], None]
+            return [[next(rest) if value is None else value for value in values], None, raised]
     raise ForeignBytesError("a message is no answer to what was asked")

@@ -54,13 +54,41 @@ def item(answer: str | None) -> Item:
         ("\\boxed{", "42", 0),
         ("\\boxed{\\frac{}{}}", "42", 0),
         ("\ud800 \x00 42", "42", 1),
+        # a number as programs write it
+        ("\\boxed{0.00001}", "1e-05", 1),
+        ("\\boxed{10^{-5}}", "1e-5", 1),
+        ("\\boxed{1e-5}", "0.00001", 1),
+        ("it is 1e-05.", "1e-05", 1),
+        ("\\boxed{1500}", "1.5E+3", 1),
+        ("10000000000000000", "1e+16", 1),
+        ("\\boxed{-0.00001}", "1e-05", 0),
+        ("\\boxed{e - 5}", "1e-7", 0),
+        ("\\boxed{2e - 1}", "2e-1", 1),
+        ("1", "1e-400", 0),
+        (f"\\boxed{{1{'0' * 400}}}", f"1{'0' * 400}", 1),
+        ("\\boxed{0.0000003}", "1e-7", 0),
+        ("\\boxed{0}", "1e-7", 0),
+        ("\\boxed{0.333333}", "1/3", 1),
+        # degrees, and the sign of minus
+        ("\\boxed{90}", "90°", 1),
+        ("\\boxed{90°}", "90", 1),
+        ("it is 90°.", "90^\\circ", 1),
+        ("\\boxed{20°C}", "20", 1),
+        ("\\boxed{-90°}", "90°", 0),
+        ("It is \N{MINUS SIGN}5.", "-5", 1),
+        ("\\boxed{5}", "\N{MINUS SIGN}5", 0),
+        # the last of several boxes
+        ("\\boxed{2} then \\boxed{3}", "3", 1),
+        ("\\boxed{2} then \\boxed{3}", "2", 0),
+        ("\\boxed{2}\\boxed{\\frac{6}{2}}. Check: \\boxed{", "3", 1),
+        ("\\boxed{2} \\{ and \\boxed{3}", "2, 3", 1),
     ],
 )
 def test_what_is_equal(score: Scorer, completion: str, answer: str, expected: float) -> None:
     assert score(completion, item(answer)) == expected
 
 
-@pytest.mark.parametrize("answer", ["", "####", "a and #### ", "{", "½"])
+@pytest.mark.parametrize("answer", ["", "####", "a and #### ", "{", "½", "45°30'"])
 def test_a_reference_that_cannot_be_read_is_an_error_with_its_text(score: Scorer, answer: str) -> None:
     with pytest.raises(ValueError, match="cannot be read as mathematics") as caught:
         score("42", item(answer))

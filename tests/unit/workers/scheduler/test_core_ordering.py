@@ -43,6 +43,27 @@ def test_who_takes_turns_waits_for_its_turn(demands, trainer, generator):
     assert run.generators["g0"].idle == generator
 
 
+@pytest.mark.parametrize("whole_batches", [True, False])
+def test_what_only_lacks_its_rewards_is_waited_for_under_scoring(whole_batches):
+    run = world(slots=12, staleness=0, whole_batches=whole_batches)
+    generator, causes = run.generators["g0"], []
+    for lease in list(generator.active):
+        causes.append(run.trainer.idle)
+        run.make_token(generator, lease, finish="stop")
+        while run.trainer.inbox:
+            run.deliver_trainer()
+    read_inbox(run)
+    assert "no_samples" in causes
+    assert (run.trainer.idle, generator.idle) == ("scoring", "scoring")
+    while run.scores:
+        run.score(fail=False)
+    run.commit(100)
+    while run.trainer.inbox:
+        run.deliver_trainer()
+    read_inbox(run)
+    assert generator.idle == "staleness", "the trainer has its batch: it computes"
+
+
 def test_a_generator_with_slots_left_is_told_why_behind_what_it_gets():
     run = joined(slots=12, staleness=0)
     told = []

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from pyarrow import parquet
 
 from streamrl.errors import UserError
@@ -119,9 +120,76 @@ def test_numbers_become_texts_and_metadata_is_what_json_carries(tmp_path: Path) 
     Dataset.from_dict(table).save_to_disk(tmp_path / "data")
     item = opened(tmp_path).item("train", 0)
     assert item.prompt in {"1", "2", "3"}
-    assert item.answer in {"0.5", "1.0", "2.0"}
+    assert item.answer in {"0.5", "1", "2"}
     assert item.metadata == {"day": "2026-01-02 00:00:00", "nested": {"a": [1.0, None]}, "none": None}
     json.dumps(item.metadata, allow_nan=False)
+
+
+NUMBERS = ["72", "0.5", "18.50", "1e-5", "-3", "1E3", "0.1000000000000000055"]
+
+
+def save_numbers(directory: Path, *, file: str, pattern: str, joint: str) -> None:
+    directory.mkdir()
+    records = [f'{{"question": "q{i}", "answer": {number}}}' for i, number in enumerate(NUMBERS)]
+    (directory / file).write_text(pattern % joint.join(records))
+
+
+def answers(dataset: MixedDataset) -> dict[str, str | None]:
+    """By question."""
+    items = [dataset.item("train", index) for index in range(10)]  # more than there are: they come again
+    items += [dataset.item("held_out", index) for index in range(dataset.held_out_size or 0)]
+    return {item.question: item.answer for item in items}
+
+
+@pytest.mark.parametrize(
+    ("path", "file", "pattern", "joint"),
+    [
+        ("data", "train.jsonl", "%s", "\n"),
+        ("data/train.jsonl", "train.jsonl", "\ufeff%s\n\n", "\n\n"),
+        ("data/train.json", "train.json", "[%s]", ",\n"),
+    ],
+)
+def test_numbers_of_a_local_json_file_keep_their_text(
+    tmp_path: Path, path: str, file: str, pattern: str, joint: str
+) -> None:
+    save_numbers(tmp_path / "data", file=file, pattern=pattern, joint=joint)
+    found = answers(opened(tmp_path, path=path))
+    assert found == {f"q{i}": number for i, number in enumerate(NUMBERS)}
+
+
+def test_a_column_of_numbers_and_texts_keeps_its_text(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text(
+        '{"question": "a", "answer": 1.50}\n{"question": "b", "answer": "x"}\n{"question": "c", "answer": 3}\n'
+    )
+    assert answers(opened(tmp_path, path="data.jsonl")) == {"a": "1.50", "b": "x", "c": "3"}
+
+
+@pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()])
+def test_numbers_of_arrow_have_their_shortest_form(tmp_path: Path, kind: pa.DataType) -> None:
+    import numpy as np
+
+    values = np.array([0.1, 72, -0.5, 2048], dtype=kind.to_pandas_dtype())
+    table = pa.table({"question": list("abcd"), "answer": pa.array(values, type=kind)})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    assert answers(opened(tmp_path, path="rows.parquet")) == {"a": "0.1", "b": "72", "c": "-0.5", "d": "2048"}
+
+
+def save_classes(directory: Path, *, numbers: list[int | None]) -> None:
+    features = Features({"question": Value("string"), "answer": ClassLabel(names=["no", "yes"])})
+    table = {"question": [f"q{i}" for i in range(len(numbers))], "answer": numbers}
+    Dataset.from_dict(table, features=features).save_to_disk(directory)
+
+
+def test_a_class_becomes_its_name(tmp_path: Path) -> None:
+    save_classes(tmp_path / "data", numbers=[1, 0, 1])
+    assert answers(opened(tmp_path)) == {"q0": "yes", "q1": "no", "q2": "yes"}
+
+
+@pytest.mark.parametrize("number", [-1, None])
+def test_a_row_without_a_class_is_refused(tmp_path: Path, number: int | None) -> None:
+    save_classes(tmp_path / "data", numbers=[1, number, 0])
+    with pytest.raises(UserError, match="answerField: row 1 of train: answer must be a text or a number"):
+        opened(tmp_path)
 
 
 def test_without_an_answer_field_there_is_no_answer(tmp_path: Path) -> None:
@@ -195,6 +263,8 @@ def test_what_is_not_there_is_one_line_with_what_is(tmp_path: Path, options: dic
         ("question", [["a"], ["b"]], "promptField: row 0 of train: question must be a text or a number, got ['a']"),
         ("question", [True, False], "promptField: row 0 of train: question must be a text or a number, got true"),
         ("answer", ["a", None], "answerField: row 1 of train: answer must be a text or a number"),
+        ("answer", [1.5, math.nan], "answerField: row 1 of train: answer must be a text or a number"),
+        ("answer", [math.inf, 1.5], "answerField: row 0 of train: answer must be a text or a number"),
         ("question", ["same", "same"], "must hold at least two different prompts"),
     ],
 )

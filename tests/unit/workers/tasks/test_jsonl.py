@@ -70,6 +70,16 @@ def test_fields_blank_lines_and_numbers(tmp_path: Path) -> None:
     assert data.only.verify("5", items[3]) == 0.0
 
 
+def test_numbers_keep_their_text(tmp_path: Path) -> None:
+    numbers = ["72", "72.0", "1e-5", "0.50", "123456789012345678901234567890"]
+    lines = [f'{{"prompt": {number}, "answer": {number}, "level": 1.50}}' for number in numbers]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    data = opened(tmp_path, dataset={"jsonl": {"path": "a.jsonl"}})
+    items = [data.item("train", index) for index in range(4)] + [data.item("held_out", 0)]
+    assert sorted((item.prompt, item.answer) for item in items) == sorted(zip(numbers, numbers, strict=True))
+    assert [item.metadata for item in items] == [{"level": 1.5}] * 5
+
+
 GOOD = b'{"prompt": "a", "answer": "b"}\n'
 
 
@@ -86,6 +96,8 @@ GOOD = b'{"prompt": "a", "answer": "b"}\n'
         (GOOD + b'{"prompt": null, "answer": "x"}\n', "prompt must be a text or a number"),
         (GOOD + b'{"prompt": "", "answer": "x"}\n', "prompt must not be empty"),
         (GOOD + b'{"prompt": "x", "answer": ["x"]}\n', "answer must be a text or a number"),
+        (GOOD + b'{"prompt": "x", "answer": NaN}\n', "answer must be a text or a number"),
+        (GOOD + b'{"prompt": "x", "answer": 1e999}\n', "answer must be a text or a number"),
         (GOOD + b'{"prompt": "\xff", "answer": "x"}\n', "line 2 must be UTF-8"),
         (GOOD + b'{"prompt": "\\ud800 hello", "answer": "x"}\n', "line 2 must be UTF-8: surrogates not allowed"),
         (GOOD + b'{"prompt": "x", "answer": "\\uDFFF"}\n', "line 2 must be UTF-8: surrogates not allowed"),

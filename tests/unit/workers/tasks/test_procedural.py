@@ -82,7 +82,6 @@ def test_answers_that_only_the_verifier_knows_are_absent() -> None:
         (gym("chain_sum", min_terms="two"), "parameters", "TypeError"),
         (gym("chain_sum", size=5), "parameters.size", "is set by the job"),
         (gym("chain_sum", seed=5), "parameters.seed", "is set by the job"),
-        (gym("composite"), "parameters", "at least one dataset"),
     ],
 )
 def test_refusals(dataset: dict[str, Any], field: str, text: str) -> None:

@@ -1,15 +1,18 @@
-"""What the agent host answers, as the pool takes it."""
+"""What the agent host and the scorers answer, as the pool takes it."""
 
 from typing import Any
 
 import pytest
 
+from streamrl.spec.tasks.rewards import Reward
 from streamrl_workers.stream.messages import PROMPT_BYTES
-from streamrl_workers.tasks.protocol import agent_row
-from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request
+from streamrl_workers.tasks.protocol import agent_row, result_of
+from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, Score, ScoreSample
+from streamrl_workers.tasks.worker_slots import endpoint_row
 
 PROMPT = NeedPrompts(split="train", first_index=0, count=1)
 TURN = PlayTurn(group_id=0, sample_index=0, lease=0, split="train", prompt_index=0, completions=("a",), last_token=0)
+SCORE = ScoreSample(group_id=0, sample_index=0, split="train", prompt_index=0, completion="a")
 
 
 @pytest.mark.parametrize(
@@ -31,3 +34,15 @@ def test_an_answer_that_fits_is_taken_as_it_is() -> None:
     assert agent_row(PROMPT, ["p"]) == ["p"]
     for row in (["", 1.0, True, False], ["ü" * (PROMPT_BYTES // 2), 0.0, False, True]):
         assert agent_row(TURN, row) == row
+
+
+def test_a_verifier_that_raised_is_counted_beside_an_endpoint() -> None:
+    rewards = [
+        Reward.model_validate({"name": "right", "weightPercent": 50, "verifier": {}}),
+        Reward.model_validate({"name": "judge", "weightPercent": 50, "http": {"url": "http://judge/"}}),
+    ]
+    row = endpoint_row([1.0], values=[0.0, None], raised="right: the verifier raised")
+    score = result_of(SCORE, row, rewards=rewards)
+    assert isinstance(score, Score)
+    assert (score.reward, score.kind, score.error) == (0.5, "verifier_raised", "right: the verifier raised")
+    assert score.parts == {"right": 0.0, "judge": 1.0}

@@ -108,6 +108,11 @@ class GroupTable:
         """Groups that are in no step's record (and not dropped)."""
         return len(self._groups) - self._recorded
 
+    def awaits_scores(self, groups: int) -> bool:
+        """Return whether so many groups lack scores alone: the models have done their part of each."""
+        scored = self.counts[GroupState.SCORED]
+        return scored < groups <= scored + self.counts[GroupState.FINISHED]
+
     def add(self, group: Group) -> None:
         """A group that has been planned, or was found in the journal."""
         assert group.group_id not in self._groups, f"group {group.group_id} exists"

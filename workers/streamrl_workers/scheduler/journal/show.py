@@ -97,7 +97,7 @@ def _samples(connection: sqlite3.Connection, group_id: int, *, covered: bool) ->
 
 def _sample(trajectory: pb.Sample) -> str:
     reward = (
-        f"reward {trajectory.reward:g}"
+        f"reward {trajectory.reward:g}{f' ({trajectory.reward_error})' if trajectory.reward_error else ''}"
         if trajectory.HasField("reward")
         else f"no reward ({'a turn drawn anew' if trajectory.resampled else trajectory.reward_error})"
     )
