@@ -35,7 +35,7 @@ async def write_history(
     archiver = Archiver(run_dir, spec=Archive(sharePercent=share_percent)) if share_percent else None
     opened = OpenJournal(run_dir / "journal.sqlite", archiver=archiver)
     await opened.write([attempt(1, 0), *plan(0, STEPS * BATCH)])
-    hashes = [tensors_hash(engine.tensors())]
+    hashes = [tensors_hash(engine.tensors() | engine.probe())]
     for step in range(STEPS):
         groups = [_group(step * BATCH + place, step=step, change=change) for place in range(BATCH)]
         await opened.write([_scored(group, step=step) for group in groups])
@@ -49,7 +49,7 @@ async def write_history(
             micro_steps=tuple(micro_steps),
         )
         await opened.write([taken])
-        hashes.append(tensors_hash(engine.tensors()))
+        hashes.append(tensors_hash(engine.tensors() | engine.probe()))
     await opened.write([rec.Checkpointed(step=STEPS - 1, path="step-2")])
     await opened.write([rec.RunEnded(step=STEPS, version_hash=hashes[-1])])
     opened.journal.close()
