@@ -71,6 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="begin with weights, optimiser and steps of another run's newest checkpoint",
     )
+    parser.add_argument(
+        "--allow-changed-data", action="store_true", help="with --resume: go on although the data has changed"
+    )
     add_overrides(parser)
     parser.add_argument("--run-dir", type=Path, help="folder of this run (default: runs/<job>-<time>)")
     parser.add_argument(
@@ -100,6 +103,8 @@ def run(args: argparse.Namespace) -> int:
 def _created(args: argparse.Namespace) -> RunFolder:
     if args.file is None:
         raise UserError(field="FILE", rule="is required", fix="name a job file, or --resume a run")
+    if args.allow_changed_data:
+        raise UserError(field="--allow-changed-data", rule="goes with --resume: a new run takes the data as it is")
     job = load_job(args.file, overrides=args.set)
     source = None if args.source is None else store_of(args.source)
     checkpoint = None if source is None else newest_of(source)
@@ -212,6 +217,7 @@ class _Run:
             keys.ENV_GRPC_PORT: str(self.args.grpc_port),
             keys.ENV_WEIGHTS_PORT: "",  # on one machine there is no link to spare
             keys.ENV_SIGNALS_PORT: "0",
+            keys.ENV_ALLOW_CHANGED_DATA: f"{self.args.allow_changed_data:d}",
         }
 
     async def _show(self) -> None:

@@ -49,6 +49,8 @@ ENV_CODE_DIR = "STREAMRL_CODE_DIR"
 """Directory put on sys.path of the processes that run the user's functions, where relative paths of the job begin. Read by the task pool and the trainer."""
 ENV_UMASK = "STREAMRL_UMASK"
 """Octal number: the user's own umask, for what the user's functions write and for shared caches; absent = as inherited. Read by the task pool."""
+ENV_ALLOW_CHANGED_DATA = "STREAMRL_ALLOW_CHANGED_DATA"
+"""`1`: a journal that was written with other data takes the fingerprint of the data as it is now. Read by the scheduler."""
 
 # ---- Environment of a worker in a pod; a local run sets none of these.
 ENV_JOB_FILE = "STREAMRL_JOB_FILE"

@@ -112,7 +112,10 @@ def test_a_config_that_comes_late_is_waited_for(tmp_path: Path, host: Host) -> N
         connection.sendall(data[:1])
         wait_for(lambda: not _unread_bytes(connection), what="the fork server to read")
         connection.sendall(data[1:])
-        assert framing.receive(connection) == {"ready": {"held_out_size": 6}}
+        answer = framing.receive(connection)
+    assert answer is not None
+    assert answer["ready"]["held_out_size"] == 6
+    assert answer["ready"]["fingerprint"].keys() == {"spec.task.dataset", "spec.seed"}
 
 
 def _unread_bytes(connection: socket.socket) -> int:
@@ -177,8 +180,10 @@ async def hangs(directory: Path) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        {"ready": {"held_out_size": -1}},
-        {"ready": {"held_out_size": "6"}},
+        {"ready": {"held_out_size": -1, "fingerprint": {}}},
+        {"ready": {"held_out_size": "6", "fingerprint": {}}},
+        {"ready": {"held_out_size": 6, "fingerprint": {"spec.seed": 0}}},
+        {"ready": {"held_out_size": 6}},
         {"ready": []},
         {"user_error": {"field": "a", "rule": "b"}},
         {"user_error": {"field": "a", "rule": "b", "got": None, "fix": "c", "more": 1}},
