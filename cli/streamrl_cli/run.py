@@ -97,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
                 console.out(f"{folder.path} has ended already; `streamrl report {folder.path}` shows it")
                 return EXIT_DONE
             folder.file(keys.FILE_RESULT).unlink(missing_ok=True)  # it failed, and goes on now
+            _allow_changed_data(folder, allowed=args.allow_changed_data)
             return asyncio.run(_Run(folder, args, liveness_s=bound_s, umask=umask).main())
 
 
@@ -126,6 +127,15 @@ def _resumed(args: argparse.Namespace) -> RunFolder:
     check_code_dir(folder)
     console.out(f"code: {folder.base_dir}")
     return folder
+
+
+def _allow_changed_data(folder: RunFolder, *, allowed: bool) -> None:
+    """Leave word for the scheduler, or remove that of an earlier start."""
+    file = folder.file(keys.FILE_ALLOW_CHANGED_DATA)
+    if allowed:
+        file.touch()
+    else:
+        file.unlink(missing_ok=True)
 
 
 class _Run:
@@ -217,7 +227,6 @@ class _Run:
             keys.ENV_GRPC_PORT: str(self.args.grpc_port),
             keys.ENV_WEIGHTS_PORT: "",  # on one machine there is no link to spare
             keys.ENV_SIGNALS_PORT: "0",
-            keys.ENV_ALLOW_CHANGED_DATA: f"{self.args.allow_changed_data:d}",
         }
 
     async def _show(self) -> None:

@@ -71,7 +71,7 @@ def worker_variables(environ: Mapping[str, str]) -> WorkerVariables:
         bind_host=_bind_host(environ),
         token=environ.get(ENV_TOKEN, "") if tls is not None else required(environ, ENV_TOKEN),
         tls=tls,
-        serve_until_told=flag(environ, ENV_STAY),
+        serve_until_told=_flag(environ, ENV_STAY),
     )
 
 
@@ -111,8 +111,7 @@ def _age_s(environ: Mapping[str, str]) -> float:
     return age_s
 
 
-def flag(environ: Mapping[str, str], key: str) -> bool:
-    """Whether `key` is set to 1."""
+def _flag(environ: Mapping[str, str], key: str) -> bool:
     text = environ.get(key, "")
     if text not in ("", "0", "1"):
         raise UserError(field=key, rule="must be 0 or 1", got=text)

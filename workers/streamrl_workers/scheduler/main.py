@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Protocol
 
 from streamrl.errors import EXIT_DATA_CHANGED, EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
-from streamrl.keys import ENV_TASKS_SOCKET, FILE_JOB, FILE_JOURNAL
+from streamrl.keys import ENV_TASKS_SOCKET, FILE_ALLOW_CHANGED_DATA, FILE_JOB, FILE_JOURNAL
 from streamrl.spec import RLJob, read_job
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.process.awake_loop import AwakeLoop
@@ -338,18 +338,20 @@ def _check_data(run: Run, recovered: Recovered) -> ProcessExit | None:
     In a pod the job waits for its data: the process is started again, and looks again. Nothing of the run is changed before.
     """
     found, recorded = run.pool.fingerprint, recovered.fingerprint
+    allowance = run.environment.run_dir / FILE_ALLOW_CHANGED_DATA
     if found == recorded:
         return None
     if recorded is not None:
-        changed, environment = str(changed_data(recorded, found)), run.environment
-        if not (environment.allows_changed_data or run.job.spec.task.allow_changed_data):
-            waits = environment.variables.serve_until_told
+        changed = str(changed_data(recorded, found))
+        if not (allowance.exists() or run.job.spec.task.allow_changed_data):
+            waits = run.environment.variables.serve_until_told
             return ProcessExit(exit_code=EXIT_DATA_CHANGED if waits else EXIT_USER_ERROR, line=changed)
         log.warning("goes on with other data, as is allowed: %s", changed)
     elif recovered.attempt:
         taken = "; ".join(f"{field}: {data}" for field, data in found.items())
         log.warning("the journal has no fingerprint of the data yet, and takes that of now: %s", taken)
     run.journal.take_fingerprint(found)
+    allowance.unlink(missing_ok=True)
     return None
 
 

@@ -8,15 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from streamrl.errors import UserError
-from streamrl.keys import (
-    ENV_ALLOW_CHANGED_DATA,
-    ENV_CODE_DIR,
-    ENV_GRPC_PORT,
-    ENV_PROCESS,
-    ENV_RUN_DIR,
-    ENV_SIGNALS_PORT,
-    FILE_JOB,
-)
+from streamrl.keys import ENV_CODE_DIR, ENV_GRPC_PORT, ENV_PROCESS, ENV_RUN_DIR, ENV_SIGNALS_PORT, FILE_JOB
 from streamrl.mixture import Mixture
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.algorithm import AlgorithmSpec, DynamicSamplingSpec
@@ -27,7 +19,6 @@ from streamrl.spec.task import Sampling, SingleTask
 from streamrl.spec.training import Mode
 from streamrl_workers.process.environment_variables import (
     WorkerVariables,
-    flag,
     job_file,
     port,
     required,
@@ -222,8 +213,6 @@ class SchedulerEnvironment:
     job_file: Path
     store_dir: Path
     """What holds the checkpoints."""
-    allows_changed_data: bool = False
-    """Whether this start may go on with other data than the journal's."""
     variables: WorkerVariables = field(default_factory=WorkerVariables)
 
     @property
@@ -246,5 +235,4 @@ class SchedulerEnvironment:
             code_dir=Path(environ.get(ENV_CODE_DIR) or run_dir),
             job_file=job_file(environ, run_dir=run_dir),
             store_dir=store_dir(environ, run_dir=run_dir),
-            allows_changed_data=flag(environ, ENV_ALLOW_CHANGED_DATA),
         )
