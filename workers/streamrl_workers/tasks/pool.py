@@ -302,6 +302,7 @@ class TaskPool:
             self._fork_server = self._make_fork_server()
             opened = await self._fork_server.start()
             if self.fingerprint not in ({}, opened.fingerprint):
+                await self._fork_server.close()  # else a second try would take it
                 raise TaskPoolError("the data of the job has changed since it was opened")
             self.held_out_size, self.fingerprint = opened
             return self._fork_server
