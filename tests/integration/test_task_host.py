@@ -159,7 +159,7 @@ async def test_the_newest_pool_counts_and_what_the_one_before_has_left_is_ended(
     (tmp_path / "hosted_rewards.py").write_text(REWARDS)
     job = make_job(dataset={"jsonl": {"path": "lines.jsonl"}}, rewards=[ACT])
     before = fork_server.ForkServer(job, base_dir=tmp_path, memory_limit_bytes=1 << 30, host=host.socket)
-    assert await before.start() == 6
+    assert (await before.start()).held_out_size == 6
     family = host.process.children(recursive=True)
     assert family
     async with running_pool(tmp_path, modules=MODULES, host=host.socket, rewards=[ACT]) as pool:
