@@ -13,7 +13,7 @@ from streamrl_workers.scheduler.journal.store import open_for_reading, open_for_
 from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
 from support.pods import Pods
-from support.runs import LocalRun, wait_for
+from support.runs import LocalRun, streamrl, wait_for
 
 STEPS = 10
 HELD_AT = 6
@@ -93,6 +93,21 @@ def test_data_that_changes_under_a_run_is_found_when_it_is_opened_again(tmp_path
     hold.let_go()
     assert run.wait_end() == EXIT_USER_ERROR, run.logs()
     assert CHANGED in run.said()
+
+
+def test_stored_samples_are_shown_and_replayed_as_they_were(tmp_path: Path) -> None:
+    """Neither opens the data set."""
+    write_prompts(tmp_path / "prompts.jsonl")
+    job = simulated_job(steps=2)
+    job["spec"]["storage"]["archive"] = {"sharePercent": 100}
+    run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
+    assert run.wait_end() == 0, run.logs()
+    commands = ("replay", str(run.folder)), ("samples", str(run.folder))
+    before = [streamrl(*command) for command in commands]
+    put_a_line_first(tmp_path / "prompts.jsonl")
+    after = [streamrl(*command) for command in commands]
+    assert [(done.returncode, done.stdout) for done in after] == [(0, done.stdout) for done in before]
+    assert "3 of 3 versions compared, all are the same" in after[0].stdout
 
 
 def test_the_flag_goes_with_a_run_that_is_resumed(tmp_path: Path) -> None:
