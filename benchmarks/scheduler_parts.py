@@ -10,8 +10,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import scheduler_core
@@ -44,6 +45,7 @@ class TrivialPool:
     """Prompts and rewards that cost nothing."""
 
     held_out_size: int | None = None
+    fingerprint: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self) -> None:
         self._done: list[Result] = []

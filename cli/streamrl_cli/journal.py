@@ -50,6 +50,8 @@ def _check(run_dir: Path) -> int:
     console.out(f"live       {report.live} groups; the run has {'ended' if report.ended else 'not ended'}")
     checkpoint = report.checkpoint
     console.out(f"checkpoint {f'{checkpoint.path} of attempt {checkpoint.attempt}' if checkpoint else 'none'}")
+    for field, data in (report.fingerprint or {"none recorded": ""}).items():
+        console.out(f"data       {field}{': ' if data else ''}{data}")
     for line in _verdict(report.violations):
         console.out(line)
     return EXIT_FAULT if report.violations else EXIT_DONE

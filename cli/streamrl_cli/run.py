@@ -71,6 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="begin with weights, optimiser and steps of another run's newest checkpoint",
     )
+    parser.add_argument(
+        "--allow-changed-data", action="store_true", help="with --resume: go on although the data has changed"
+    )
     add_overrides(parser)
     parser.add_argument("--run-dir", type=Path, help="folder of this run (default: runs/<job>-<time>)")
     parser.add_argument(
@@ -94,12 +97,15 @@ def run(args: argparse.Namespace) -> int:
                 console.out(f"{folder.path} has ended already; `streamrl report {folder.path}` shows it")
                 return EXIT_DONE
             folder.file(keys.FILE_RESULT).unlink(missing_ok=True)  # it failed, and goes on now
+            _allow_changed_data(folder, allowed=args.allow_changed_data)
             return asyncio.run(_Run(folder, args, liveness_s=bound_s, umask=umask).main())
 
 
 def _created(args: argparse.Namespace) -> RunFolder:
     if args.file is None:
         raise UserError(field="FILE", rule="is required", fix="name a job file, or --resume a run")
+    if args.allow_changed_data:
+        raise UserError(field="--allow-changed-data", rule="goes with --resume: a new run takes the data as it is")
     job = load_job(args.file, overrides=args.set)
     source = None if args.source is None else store_of(args.source)
     checkpoint = None if source is None else newest_of(source)
@@ -121,6 +127,15 @@ def _resumed(args: argparse.Namespace) -> RunFolder:
     check_code_dir(folder)
     console.out(f"code: {folder.base_dir}")
     return folder
+
+
+def _allow_changed_data(folder: RunFolder, *, allowed: bool) -> None:
+    """Leave word for the scheduler, or remove that of an earlier start."""
+    file = folder.file(keys.FILE_ALLOW_CHANGED_DATA)
+    if allowed:
+        file.touch()
+    else:
+        file.unlink(missing_ok=True)
 
 
 class _Run:

@@ -23,6 +23,7 @@ CHANGES: Mapping[str, When] = {
     "generators[].scaling": "Always",
     "generators[].pod": "Always",
     "generators": "WhileSuspended",
+    "task.allowChangedData": "WhileSuspended",
     "pipeline.steps": "WhileSuspended",
     "trainer.pod": "WhileSuspended",
     "trainer.costPerHour": "WhileSuspended",

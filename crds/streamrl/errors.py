@@ -15,6 +15,8 @@ EXIT_RETRY = 75
 """The process can be started again and will go on from what is stored."""
 EXIT_RANK_LOST = 76
 """As EXIT_RETRY, because a rank on another node was lost: what ended that one counts, this does not."""
+EXIT_DATA_CHANGED = 77
+"""The data of the job is not what its journal was written with. The process can be started again, and goes on once the data is back."""
 
 _MAX_VALUE_CHARS = 120
 _MAX_PART_CHARS = 2000

@@ -68,6 +68,7 @@ SUSPENDED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "trainer-cost": ({"trainer": {"costPerHour": "9"}}, "trainer.costPerHour"),
     "trainer-tokens": ({"trainer": {"microBatchTokens": 64}}, "trainer.microBatchTokens"),
     "trainer-checkpointing": ({"trainer": {"activationCheckpointing": True}}, "trainer.activationCheckpointing"),
+    "changed-data": ({"task": SPEC["task"] | {"allowChangedData": True}}, "task.allowChangedData"),
     "steps": ({"pipeline": SPEC["pipeline"] | {"steps": 11}}, "pipeline.steps"),
     "keep-last": ({"storage": {"checkpoints": {"keepLast": 9}}}, "storage.checkpoints.keepLast"),
     "engine": ({"generators": [{"engine": {"hf": {"slots": 3}}}, {}]}, "generators"),
@@ -80,10 +81,13 @@ SUSPENDED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 REFUSED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "seed": ({"seed": 1}, "seed cannot be changed"),
     "model": ({"model": {"scratch": {"layers": 4}}}, "model cannot be changed"),
-    "task": ({"task": SPEC["task"] | {"groupSize": 4}}, "task cannot be changed"),
+    "task": (
+        {"task": SPEC["task"] | {"groupSize": 4}},
+        "of task only task.allowChangedData can be changed; make a new job",
+    ),
     "free-form": (
         {"task": SPEC["task"] | {"dataset": {"reasoningGym": {"name": "chain_sum", "parameters": {"min_terms": 3}}}}},
-        "task cannot be changed",
+        "of task only",
     ),
     "algorithm": ({"algorithm": {"dapo": {}}}, "algorithm cannot be changed"),
     "pipeline": (

@@ -112,7 +112,10 @@ def test_a_config_that_comes_late_is_waited_for(tmp_path: Path, host: Host) -> N
         connection.sendall(data[:1])
         wait_for(lambda: not _unread_bytes(connection), what="the fork server to read")
         connection.sendall(data[1:])
-        assert framing.receive(connection) == {"ready": {"held_out_size": 6}}
+        answer = framing.receive(connection)
+    assert answer is not None
+    assert answer["ready"]["held_out_size"] == 6
+    assert answer["ready"]["fingerprint"].keys() == {"spec.task.dataset", "spec.seed"}
 
 
 def _unread_bytes(connection: socket.socket) -> int:
@@ -156,7 +159,7 @@ async def test_the_newest_pool_counts_and_what_the_one_before_has_left_is_ended(
     (tmp_path / "hosted_rewards.py").write_text(REWARDS)
     job = make_job(dataset={"jsonl": {"path": "lines.jsonl"}}, rewards=[ACT])
     before = fork_server.ForkServer(job, base_dir=tmp_path, memory_limit_bytes=1 << 30, host=host.socket)
-    assert await before.start() == 6
+    assert (await before.start()).held_out_size == 6
     family = host.process.children(recursive=True)
     assert family
     async with running_pool(tmp_path, modules=MODULES, host=host.socket, rewards=[ACT]) as pool:
@@ -177,8 +180,10 @@ async def hangs(directory: Path) -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        {"ready": {"held_out_size": -1}},
-        {"ready": {"held_out_size": "6"}},
+        {"ready": {"held_out_size": -1, "fingerprint": {}}},
+        {"ready": {"held_out_size": "6", "fingerprint": {}}},
+        {"ready": {"held_out_size": 6, "fingerprint": {"spec.seed": 0}}},
+        {"ready": {"held_out_size": 6}},
         {"ready": []},
         {"user_error": {"field": "a", "rule": "b"}},
         {"user_error": {"field": "a", "rule": "b", "got": None, "fix": "c", "more": 1}},

@@ -186,6 +186,19 @@ async def test_the_fork_server_killed_from_outside_is_replaced(tmp_path: Path) -
         assert sum(pool.failures.values()) == 0
 
 
+async def test_data_that_has_changed_is_found_by_the_next_fork_server(tmp_path: Path) -> None:
+    async with running(tmp_path, PID) as pool:
+        write_lines(tmp_path / "fresh", count=61)
+        (tmp_path / "fresh").rename(tmp_path / "lines.jsonl")  # the open file stays as it is
+        await scored(pool, "a")
+        (server,) = fork_servers()
+        workers = server.children()
+        server.kill()
+        await wait_ended(workers)
+        with pytest.raises(TaskPoolError, match="the data of the job has changed since it was opened"):
+            await scored(pool, "a")
+
+
 async def test_a_frozen_fork_server_is_told_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

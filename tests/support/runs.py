@@ -62,11 +62,11 @@ class LocalRun:
             ),
         )
 
-    def resume(self) -> None:
+    def resume(self, *args: str) -> None:
         """Go on with the folder in a new process; returns when it is at work (and takes a Ctrl-C as such)."""
         out = self.folder.parent / "run.out"
         greetings = out.read_text().count("run folder:")
-        self.process = _spawn(["--resume", str(self.folder)], log=out)
+        self.process = _spawn(["--resume", str(self.folder), *args], log=out)
         wait_for(
             lambda: out.read_text().count("run folder:") > greetings or self.process.poll() is not None,
             what=f"the resumed run; {self.logs()}",

@@ -338,6 +338,10 @@ class Task(SpecModel):
         description="Parts of the reward; empty = those of `mixture`, or none where there are no generators.",
     )
     evaluation: Evaluation = Field(default=Evaluation(), description="Held-out evaluation.")
+    allow_changed_data: bool = Field(
+        default=False,
+        description="Whether a run goes on with other data than its journal was written with; otherwise it waits until the data is back.",
+    )
     processes: int = Field(default=1, ge=1, le=256, description="Processes that make prompts and score completions.")
 
     @property

@@ -43,6 +43,7 @@ REASONS = {
     "Connecting": "The member cluster was not reached yet.",
     "CrashLoopBackOff": "A container ends again and again; the kubelet waits before the next start.",
     "DeadlineExceeded": "`activeDeadlineSeconds` is over.",
+    "DataChanged": "The data is not what the journal was written with; the message says what changed. The scheduler looks again at each start of its container.",
     "Deleting": "The job is being deleted.",
     "Evicted": "Kueue took the quota back; the job waits in its queue again.",
     "ExposurePending": "The address by which generators of another cluster reach the scheduler is not known yet.",

@@ -2,7 +2,7 @@
 
 Owns the names of failures (each has one for ever) and the ordered rules. A container that ends with exit code 0 is no failure: the scheduler
 and the trainer idle at the end, a drained generator ends. Nor is a rank that ends because one of another pod was lost: that one's end is the
-failure. Nor is the end of the container with the user's functions: the scheduler asks again, so often at most, and ends itself then.
+failure. Nor is that of a scheduler whose data has changed: it waits for it. Nor is the end of the container with the user's functions: the scheduler asks again, so often at most, and ends itself then.
 Nor is a pod that goes because we want it so: above the wanted number, or of an older template in a rolling update.
 What is counted already is in the status (`seenFailures`): the failures that can be seen now, and the last few that cannot any more.
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from streamrl.errors import EXIT_DONE, EXIT_RANK_LOST
+from streamrl.errors import EXIT_DATA_CHANGED, EXIT_DONE, EXIT_RANK_LOST
 from streamrl.names import CONTAINER_AGENTS, CONTAINER_SCHEDULER, CONTAINER_TASKS, OWN_CONTAINERS
 from streamrl.spec.training import FailurePolicy, FailureRule
 from streamrl.status import RLJobStatus
@@ -164,7 +164,7 @@ def failures_of_containers(pod: Object) -> Iterator[Failure]:
 
 def _ended(pod: Object, container: Mapping[str, Any], terminated: Mapping[str, Any], *, life: int) -> Iterator[Failure]:
     code = int(terminated.get("exitCode") or 0)
-    if code in (EXIT_DONE, EXIT_RANK_LOST):
+    if code in (EXIT_DONE, EXIT_RANK_LOST, EXIT_DATA_CHANGED):
         return
     name = str(container.get("name"))
     yield Failure(

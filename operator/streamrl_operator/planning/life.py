@@ -5,6 +5,7 @@
     its queue does not admit it ─▶ no pods, as if suspended (`admission.py`)
     invalid ─▶ what runs stays     suspended, or above `maxCost` ─▶ no pods; the clock stands
     `job.json` is to say something else ─▶ the same, until no pod is left that has read it
+    its scheduler waits for its data ─▶ no generators, nothing is counted
     else it runs: failures are counted, the deadline is looked at, pools are sized, numbers are shown
 
 Level-triggered: only what is observed counts, and the stored status is part of it. The same observation, with the verdict's
@@ -43,6 +44,7 @@ from streamrl_operator.planning.values import (
     stamp,
 )
 
+DATA_CHANGED = "DataChanged"
 AUTO_RECONCILE_S = 5.0
 """Between two reconciles where a pool is scaled by us: what it is decided from, heartbeats, comes every few seconds."""
 _SUSPEND_REASONS = ("Suspending", "Suspended", admission.EVICTED)
@@ -242,6 +244,8 @@ def _without_pods(observed: Observed, *, is_held: bool) -> tuple[bool | None, st
 def _running(view: _JobView) -> JobDecision:
     """Sizes, failures, deadline, numbers."""
     observed, before, spec = view.observed, view.before, view.job.spec
+    if changed := next(filter(None, map(pods.changed_data, observed.pods)), ""):
+        return _awaiting_data(view, changed)
     plans = replicas.plan(observed, before=before, admitted=admission.admitted(observed))
     counted = failures.count_restarts(
         before,
@@ -280,6 +284,31 @@ def _running(view: _JobView) -> JobDecision:
         delete_pods=(*counted.delete_pods, *replicas.outdated_pods(observed)),
         unreachable=ready.reason == readiness.UNREACHABLE,
         requeue_after_s=_next_reconcile_s(view, status, deadline_s=deadline_s, plans=plans),
+    )
+
+
+def _awaiting_data(view: _JobView, changed: str) -> JobDecision:
+    """The scheduler alone: the others can do nothing, and their ends without it are no failures. Its container is started again by the kubelet."""
+    observed, before, deadline_s = view.observed, view.before, view.job.spec.active_deadline_seconds
+    status = before.model_copy(
+        update={
+            "start_time": before.start_time or stamp(observed.now),
+            "queue": None,
+            "tokens_per_second": None,
+            "seen_failures": failures.mark_as_seen(before, all_pods=observed.pods),
+        }
+    )
+    end = termination.end_by_deadline(status, deadline_s=deadline_s, now=observed.now)
+    if end is not None:
+        return _terminated(view, end, status=status)
+    plans = replicas.plan(observed, before=before, halted="the data has changed")
+    ready = Aspect(type=READY, holds=False, reason=DATA_CHANGED, message=changed)
+    was = conditions.find(before.conditions, READY)
+    is_news = was is None or was.reason != DATA_CHANGED
+    return replace(
+        _decision(view, status, plans, aspects=conditions.of_job(ready), running=True),
+        events=(*_started(before), *_scaled(plans), *((conditions.warning(DATA_CHANGED, changed),) if is_news else ())),
+        requeue_after_s=_next_reconcile_s(view, status, deadline_s=deadline_s),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from streamrl import names
+from streamrl.errors import EXIT_DATA_CHANGED
 from streamrl.names import (
     AGENTS,
     CONTAINER_PREPARE,
@@ -144,6 +145,17 @@ def last_word(pod: Object) -> Mapping[str, Any] | None:
             if (page := _parsed(ended.get("message"))) is not None:
                 return page
     return None
+
+
+def changed_data(pod: Object) -> str:
+    """Return why the scheduler waits for its data, from its end until it is ready again; empty if it does not."""
+    for container in containers(pod) if is_trainer(pod) else ():
+        state = container.get("state") or {}
+        ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
+        waits = not container.get("ready") and ended.get("exitCode") == EXIT_DATA_CHANGED
+        if container.get("name") == CONTAINER_SCHEDULER and waits:
+            return str(ended.get("message") or "the data has changed").strip()
+    return ""
 
 
 def _parsed(text: object) -> Mapping[str, Any] | None:

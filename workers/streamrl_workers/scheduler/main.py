@@ -15,7 +15,7 @@ on the event loop's thread.
 The loop's clock leaves out the time in which this process did not run (`process/awake_loop.py`).
 
 Exit codes: 0 the run is over, and its own check finds every group once; 2 the user must change something, or that check
-fails; 75 start again, the journal has everything; 1 a fault of our own. In a pod (STREAMRL_STAY) it ends once with 0 when the run is over, and leaves how it ended
+fails; 77 in a pod, the data has changed; 75 start again, the journal has everything; 1 a fault of our own. In a pod (STREAMRL_STAY) it ends once with 0 when the run is over, and leaves how it ended
 as its container's last word. Started again it stays: ports, journal and task pool are closed, and the signals port shows how the run ended.
 """
 
@@ -26,14 +26,14 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
-from streamrl.keys import ENV_TASKS_SOCKET, FILE_JOB, FILE_JOURNAL
+from streamrl.errors import EXIT_DATA_CHANGED, EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
+from streamrl.keys import ENV_TASKS_SOCKET, FILE_ALLOW_CHANGED_DATA, FILE_JOB, FILE_JOURNAL
 from streamrl.spec import RLJob, read_job
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.process.awake_loop import AwakeLoop
@@ -44,6 +44,7 @@ from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.journal.adoption import Adopted, adopt_from_volume, read_adopted
 from streamrl_workers.scheduler.journal.archiver import Archiver
 from streamrl_workers.scheduler.journal.check import Report, check_run
+from streamrl_workers.scheduler.journal.fingerprint import changed_data
 from streamrl_workers.scheduler.journal.store import JournalFaultError
 from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.scheduler.records import Recovered
@@ -57,6 +58,7 @@ from streamrl_workers.scheduler.server.result import (
     keep_numbers,
     last_numbers,
     leave_last_word,
+    leave_line,
     read_result,
     remove_result,
     write_failure,
@@ -73,6 +75,7 @@ from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import TaskPoolError
 from streamrl_workers.trackers.registry import check_trackers
 
+log = logging.getLogger("streamrl.scheduler")
 LINGER_S = 10.0
 """At the end, for the trainer and the generators to hear of it."""
 _GC_THRESHOLDS = (50_000, 20, 100)
@@ -85,6 +88,8 @@ class Pool(TaskSource, Protocol):
     """The task pool as the scheduler uses it."""
 
     held_out_size: int | None
+    fingerprint: Mapping[str, str]
+    """Of the data, once it has started."""
     reward_took: Callable[[str, float], None]
     """Told of each reward that was asked: its name, and the seconds that it took."""
     agent_hosts: AgentHosts | None
@@ -135,6 +140,8 @@ async def _life(environment: SchedulerEnvironment, *, job: RLJob) -> ProcessExit
         return ProcessExit(exit_code=EXIT_DONE)
     box = ExitDecision()
     ending = await serve(environment, job=job, box=box)
+    if staying and ending.exit_code == EXIT_DATA_CHANGED:
+        leave_line(ending.line, os.environ)
     if staying and ending.exit_code == EXIT_DONE and not box.was_asked:
         await _tell_end(environment)
     return ending
@@ -144,7 +151,7 @@ async def _tell_end(environment: SchedulerEnvironment) -> None:
     """By the container's last word, for which it ends once; started again, by the signals port until told to end."""
     if leave_last_word(environment.run_dir, os.environ):
         return
-    logging.getLogger("streamrl.scheduler").info("the run has ended; only the signals port is served")
+    log.info("the run has ended; only the signals port is served")
     await serve_until_told(
         run_dir=environment.run_dir,
         process=environment.process,
@@ -235,7 +242,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
         check_trackers(run.job.spec.trackers)
     except UserError as error:
         return _failed(run, ProcessExit(exit_code=EXIT_USER_ERROR, line=str(error)))
-    early = None if recovered.ended else await _start_pool(run)
+    early = None if recovered.ended else await _start_pool(run) or _check_data(run, recovered)
     if early is not None:
         return _failed(run, early)
     settings = _settings(run)
@@ -323,6 +330,29 @@ async def _start_pool(run: Run) -> ProcessExit | None:
     except Exception as error:  # noqa: BLE001 - as of any loop, it decides the end
         report(error, ending=run.ending)
     return run.ending.ending
+
+
+def _check_data(run: Run, recovered: Recovered) -> ProcessExit | None:
+    """Compare the data with the journal's, which takes it if it has none or may; an ending if it may not.
+
+    In a pod the job waits for its data: the process is started again, and looks again. Nothing of the run is changed before.
+    """
+    found, recorded = run.pool.fingerprint, recovered.fingerprint
+    allowance = run.environment.run_dir / FILE_ALLOW_CHANGED_DATA
+    if found == recorded:
+        return None
+    if recorded is not None:
+        changed = str(changed_data(recorded, found))
+        if not (allowance.exists() or run.job.spec.task.allow_changed_data):
+            waits = run.environment.variables.serve_until_told
+            return ProcessExit(exit_code=EXIT_DATA_CHANGED if waits else EXIT_USER_ERROR, line=changed)
+        log.warning("goes on with other data, as is allowed: %s", changed)
+    elif recovered.attempt:
+        taken = "; ".join(f"{field}: {data}" for field, data in found.items())
+        log.warning("the journal has no fingerprint of the data yet, and takes that of now: %s", taken)
+    run.journal.take_fingerprint(found)
+    allowance.unlink(missing_ok=True)
+    return None
 
 
 def _settings(run: Run) -> SchedulerSettings:

@@ -228,3 +228,5 @@ class Recovered:
     prompt_lengths: Mapping[int, float] = field(default_factory=dict)
     """EMA of completion tokens by prompt key, for length prediction."""
     ended: bool = False
+    fingerprint: Mapping[str, str] | None = None
+    """Of the data that prompts were made of; None: the journal has none yet."""

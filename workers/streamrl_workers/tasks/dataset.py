@@ -61,6 +61,10 @@ class QuestionSource(Protocol):
     def train_size(self) -> int | None:
         """Train items of a pass; None = endless."""
 
+    @property
+    def data(self) -> str:
+        """What the questions are made of, in a line: another line, other questions."""
+
     def place(self, source_index: int) -> str:
         """Where a person finds the item, for errors."""
 
@@ -97,6 +101,11 @@ class TaskDataset:
     def held_out_size(self) -> int | None:
         """Held-out items; None = endless."""
         return self._source.held_out_size
+
+    @property
+    def data(self) -> str:
+        """What the questions are made of, in a line."""
+        return self._source.data
 
     def question(self, split: Split, index: int) -> Question:
         """Question `index` of a split, before the user's format."""
@@ -145,6 +154,13 @@ class MixedDataset:
         """Of a job of one task, as those with agents are."""
         [task] = self.tasks
         return task
+
+    @property
+    def data(self) -> dict[str, str]:
+        """What the questions are made of, by the field that says where they come from."""
+        data = {f"{said.field}.dataset": task.data for said, task in zip(self._said, self.tasks, strict=True)}
+        weights = ", ".join(str(said.weight) for said in self._said)
+        return data | ({"spec.task.mixture": f"weights {weights}"} if len(self._said) > 1 else {})
 
     @property
     def held_out_size(self) -> int | None:
@@ -330,6 +346,7 @@ class _NoSource:
     """Of a process that is told its items."""
 
     held_out_size = train_size = None
+    data = ""
 
     def place(self, source_index: int) -> str:
         """Nobody may ask."""
@@ -376,6 +393,16 @@ def split_rows(hashes: "array[int]", *, percent: int, field: str) -> tuple["arra
     return train, held_out
 
 
+def content_of(digests: Sequence[str]) -> str:
+    """The content of files whose SHA-256 these are, in their order, in a word or two; of one file it is that of `sha256sum`."""
+    digest = digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    return f"sha256 {digest[:_DIGEST_CHARACTERS]}"
+
+
+_DIGEST_CHARACTERS = 16
+"""64 bits: a person can compare them, and no two files meet by chance."""
+
+
 def text_of(value: object, *, field: str, place: str) -> str:
     """A text, or a finite number in its shortest form; `field` of the job names where it is to be found, `place` what was found there.
 
@@ -403,9 +430,11 @@ class RowSource:
         held_out_rows: "array[int]",
         seed: int,
         place: Callable[[int], str],
+        content: str,
     ) -> None:
-        """`train` and `held_out` read a row."""
+        """`train` and `held_out` read a row; `content`: hash or revision of what the rows are read from."""
         self.place = place
+        self._content = content
         self._train = train
         self._train_rows = train_rows
         self._held_out = held_out
@@ -422,6 +451,11 @@ class RowSource:
     def train_size(self) -> int:
         """Rows that are trained."""
         return len(self._train_rows)
+
+    @property
+    def data(self) -> str:
+        """Number of rows of each split, and where they are from."""
+        return f"{self.train_size} rows to train on, {self.held_out_size} held out, {self._content}"
 
     def questions(self) -> Iterator[Question]:
         """Each row once."""

@@ -18,8 +18,8 @@ from streamrl_workers.process import framing
 from streamrl_workers.process.child import CLOSE_TIMEOUT_S, ChildProcess
 from streamrl_workers.process.framing import ForeignBytesError, Frames
 from streamrl_workers.stream.run_folder import ModelTimeoutError, await_model_path
-from streamrl_workers.tasks.protocol import COMMAND, KILL, check_exit, held_out_size
-from streamrl_workers.tasks.values import TaskPoolError
+from streamrl_workers.tasks.protocol import COMMAND, KILL, check_exit, opened_data
+from streamrl_workers.tasks.values import OpenedData, TaskPoolError
 
 FORK_SERVER = "streamrl_workers.tasks.fork_server_process"
 CONNECT_TIMEOUT_S = 120.0
@@ -152,15 +152,15 @@ class ForkServer:
         """It has started and has not ended, as far as we know."""
         return self._listener is not None and not self._listener.done() and not self._lost
 
-    async def start(self) -> int | None:
-        """Start the process and wait until it is ready. Returns the number of held-out items (None = endless)."""
+    async def start(self) -> OpenedData:
+        """Start the process and wait until it has opened the data."""
         config = {**self._config, "model_path": await self._model_path()}
         self._child = await (self._start_child() if self._host is None else HostedProcess.connect(self._host))
         self._control = self._child.transport.get_extra_info("socket").dup()
         self._child.send(config)
-        size = await self._first_answer(self._child)
+        opened = await self._first_answer(self._child)
         self._listener = asyncio.create_task(self._listen(self._child.frames), name="task-pool-fork-server")
-        return size
+        return opened
 
     async def _start_child(self) -> ChildProcess:
         printed, printing = os.pipe()
@@ -183,11 +183,11 @@ class ForkServer:
         except ModelTimeoutError as error:
             raise TaskPoolError(str(error)) from None
 
-    async def _first_answer(self, child: ChildProcess | HostedProcess) -> int | None:
+    async def _first_answer(self, child: ChildProcess | HostedProcess) -> OpenedData:
         try:
             answer = await child.frames.read(limit_s=START_TIMEOUT_S)
             if answer is not None:
-                return held_out_size(answer)
+                return opened_data(answer)
         except ForeignBytesError:
             raise TaskPoolError("something else than an answer was written to the fork server's socket") from None
         except TimeoutError:

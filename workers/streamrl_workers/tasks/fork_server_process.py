@@ -77,7 +77,9 @@ def main() -> None:
         kill_children()
         return
     faulthandler.cancel_dump_traceback_later()
-    control.sendall(framing.encode({"ready": {"held_out_size": sources.dataset.held_out_size}}))
+    fingerprint = sources.dataset.data | {"spec.seed": str(config["seed"])}
+    ready = {"held_out_size": sources.dataset.held_out_size, "fingerprint": fingerprint}
+    control.sendall(framing.encode({"ready": ready}))
     Forks(control, sources, memory_limit_bytes=config["memory_limit_bytes"]).run()
     os._exit(0)  # taking down the user's modules can take long, and their exit handlers belong to nobody
 

@@ -12,6 +12,7 @@ files go to the library's own cache directories. Invariants:
 import contextlib
 import datetime
 import decimal
+import hashlib
 import json
 import math
 import struct
@@ -25,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from streamrl.errors import UserError, shorten
 from streamrl.spec.task import SingleTask
 from streamrl.spec.tasks.datasets import HuggingFaceDataset
-from streamrl_workers.tasks.dataset import Question, RowSource, hash_of, split_rows, text_of
+from streamrl_workers.tasks.dataset import Question, RowSource, content_of, hash_of, split_rows, text_of
 
 if TYPE_CHECKING:
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset, DatasetBuilder, DatasetDict
 
 FIELD = "spec.task.dataset.huggingFace"
 HELD_OUT_FIELD = "spec.task.evaluation.split"
@@ -61,7 +62,7 @@ def open_huggingface(task: SingleTask, *, seed: int, base_dir: Path) -> RowSourc
     names = [options.split] if held_out_split is None else [options.split, held_out_split]
     if len(set(names)) != len(names):
         raise UserError(field=HELD_OUT_FIELD, rule="must differ from the split that is trained", got=held_out_split)
-    splits = load_splits(options, names=names, base_dir=base_dir)
+    splits, content = load_splits(options, names=names, base_dir=base_dir)
     loading = None if options.path is None else loading_of(options, path=base_dir / options.path)
     train = _HubQuestions(splits[0], name=options.split, options=options, loading=loading)
     if held_out_split is None:
@@ -80,6 +81,7 @@ def open_huggingface(task: SingleTask, *, seed: int, base_dir: Path) -> RowSourc
         held_out_rows=held_out_rows,
         seed=seed,
         place=lambda number: f"row {number} of the data set",
+        content=content,
     )
 
 
@@ -259,8 +261,8 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - any value of Arrow in, JSON out
     return value if isinstance(value, str | int | bool | None) else str(value)
 
 
-def load_splits(options: HuggingFaceDataset, *, names: Sequence[str], base_dir: Path) -> "list[Dataset]":
-    """The splits by their names.
+def load_splits(options: HuggingFaceDataset, *, names: Sequence[str], base_dir: Path) -> "tuple[list[Dataset], str]":
+    """The splits by their names, and what they are read from: a revision of the hub, or the content of files.
 
     Raises:
         UserError: the data set cannot be had, or has no such split.
@@ -268,7 +270,7 @@ def load_splits(options: HuggingFaceDataset, *, names: Sequence[str], base_dir: 
     import datasets
 
     datasets.disable_progress_bars()
-    splits = _load(options, base_dir=base_dir)
+    splits, builder = _load(options, base_dir=base_dir)
     if isinstance(splits, datasets.Dataset):
         splits = datasets.DatasetDict({str(splits.split or "train"): splits})
     fields = [f"{FIELD}.split", HELD_OUT_FIELD]
@@ -276,16 +278,29 @@ def load_splits(options: HuggingFaceDataset, *, names: Sequence[str], base_dir: 
         if name not in splits:
             known = ", ".join([*map(str, splits)][:_MAX_LISTED])
             raise UserError(field=field, rule=f"the data set has no split {name}", fix=f"its splits are {known}")
-    return [splits[name] for name in names]
+    found = [splits[name] for name in names]
+    if builder is None:
+        files = [file["filename"] for split in found for file in split.cache_files]
+    elif options.path is None:
+        return found, f"revision {builder.hash}"
+    else:
+        files = [file for name in names for file in builder.config.data_files[name]]
+    return found, content_of([_digest(Path(file)) for file in files])
 
 
-def _load(options: HuggingFaceDataset, *, base_dir: Path) -> "Dataset | DatasetDict":
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _load(options: HuggingFaceDataset, *, base_dir: Path) -> "tuple[Dataset | DatasetDict, DatasetBuilder | None]":
+    """The data set, and what has built it from its files; None: it was saved as it is."""
     if options.path is not None:
         return _load_path(options, path=base_dir / options.path)
     import datasets
 
     try:
-        return datasets.load_dataset(options.name, options.config, revision=options.revision)
+        return _built(datasets.load_dataset_builder(options.name, options.config, revision=options.revision))
     except Exception as error:  # of the hub's client, of its HTTP client, of Arrow: the library translates few of them
         raise _refused(error, options=options) from error
 
@@ -303,7 +318,12 @@ def _refused(error: Exception, *, options: HuggingFaceDataset) -> UserError:
     )
 
 
-def _load_path(options: HuggingFaceDataset, *, path: Path) -> "Dataset | DatasetDict":
+def _built(builder: "DatasetBuilder") -> "tuple[Dataset | DatasetDict, DatasetBuilder]":
+    builder.download_and_prepare()
+    return builder.as_dataset(), builder
+
+
+def _load_path(options: HuggingFaceDataset, *, path: Path) -> "tuple[Dataset | DatasetDict, DatasetBuilder | None]":
     import datasets
 
     if options.revision is not None:
@@ -318,7 +338,9 @@ def _load_path(options: HuggingFaceDataset, *, path: Path) -> "Dataset | Dataset
         raise UserError(field=f"{FIELD}.path", rule=f"a file must end in one of {known}", got=str(path))
     try:
         loading = loading_of(options, path=path)
-        return datasets.load_from_disk(str(path)) if loading is None else datasets.load_dataset(**loading)
+        if loading is None:
+            return datasets.load_from_disk(str(path)), None
+        return _built(datasets.load_dataset_builder(**loading))
     except Exception as error:  # a broken file surfaces as any exception of Arrow, pandas or the library
         raise UserError(
             field=f"{FIELD}.path", rule=f"cannot be loaded: {type(error).__name__}: {_one_line(error)}", got=str(path)

@@ -1,9 +1,10 @@
 """`jsonl`: one JSON object a line. Keeps only the place of each line in memory; lines are read when asked for.
 
-Split and order are those of `dataset.py`. Every line is checked when the file is opened. The file must not change during a run; nor what
-a URL holds, which is asked again at each start, and nobody notices.
+Split and order are those of `dataset.py`. Every line is checked when the file is opened, and all of it hashed. The file must not change while
+it is open; a change is noticed when it is opened again, as is one of what a URL holds.
 """
 
+import hashlib
 import json
 import os
 import weakref
@@ -16,7 +17,7 @@ from streamrl.errors import UserError
 from streamrl.files import bounded_lines, open_regular, parse_json
 from streamrl.spec.tasks.datasets import JsonlDataset
 from streamrl_workers.stream.object_store import local_file
-from streamrl_workers.tasks.dataset import Question, RowSource, hash_of, split_rows, text_of
+from streamrl_workers.tasks.dataset import Question, RowSource, content_of, hash_of, split_rows, text_of
 
 FIELD = "spec.task.dataset.jsonl"
 MOST_LINE_BYTES = 64 * 2**20
@@ -44,6 +45,7 @@ def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path, answered: bo
         held_out_rows=held_out_rows,
         seed=seed,
         place=lambda number: f"{options.path} line {number + 1}",
+        content=content_of([lines.digest]),
     )
 
 
@@ -56,15 +58,18 @@ class _Lines:
         self._offsets, self._numbers = array("Q"), array("Q")
         self.hashes = array("Q")
         """Of each line's prompt."""
-        offset = 0
+        offset, digest = 0, hashlib.sha256()
         for number, line in enumerate(bounded_lines(file, name=str(path), most_bytes=MOST_LINE_BYTES)):
             if line.strip():
                 self._offsets.append(offset)
                 self._numbers.append(number)
                 self.hashes.append(hash_of(self._parse(line, number=number).question))
             offset += len(line)
+            digest.update(line)
         if not self.hashes:
             raise UserError(field=f"{FIELD}.path", rule="must hold at least one line", got=str(path))
+        self.digest = digest.hexdigest()
+        """Of the whole file."""
         self._file = os.dup(file.fileno())
         weakref.finalize(self, os.close, self._file)
 

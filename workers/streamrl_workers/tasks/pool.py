@@ -19,7 +19,7 @@ Loops: one per slot (`worker_slots.py`) and the fork server's listener (`fork_se
 import asyncio
 import logging
 from collections import Counter, OrderedDict, deque
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -100,9 +100,9 @@ class TaskPool:
             run_dir: keeps what is spent of the judges' budgets; None: nothing is bounded.
         """
         self._job = job
-        self._base_dir = base_dir
-        self._host = host
-        self._memory_limit_bytes = memory_limit_bytes
+        self._make_fork_server = partial(
+            ForkServer, job, base_dir=base_dir, memory_limit_bytes=memory_limit_bytes, host=host
+        )
         self._count = processes or job.spec.task.processes
         self._shares = job.spec.task.shares
         self._duties = [TaskDuties(rewards=task.rewards, limits=limits_of(task)) for task in job.spec.task.tasks]
@@ -123,6 +123,8 @@ class TaskPool:
         """Tasks of which a verifier has raised."""
         self.held_out_size: int | None = None
         """Held-out items of the data set; None = endless (or not started)."""
+        self.fingerprint: Mapping[str, str] = {}
+        """Of the data, as `OpenedData` has it; empty while it was not opened."""
         self.reward_took: Took = lambda _name, _seconds: None
         self._endpoints: ConcurrentSlot | None = None
         if endpoints:
@@ -307,13 +309,12 @@ class TaskPool:
                 return self._fork_server
             if self._fork_server is not None:
                 await self._fork_server.close()
-            self._fork_server = ForkServer(
-                self._job,
-                base_dir=self._base_dir,
-                memory_limit_bytes=self._memory_limit_bytes,
-                host=self._host,
-            )
-            self.held_out_size = await self._fork_server.start()
+            self._fork_server = self._make_fork_server()
+            opened = await self._fork_server.start()
+            if self.fingerprint not in ({}, opened.fingerprint):
+                await self._fork_server.close()  # else a second try would take it
+                raise TaskPoolError("the data of the job has changed since it was opened")
+            self.held_out_size, self.fingerprint = opened
             return self._fork_server
 
 

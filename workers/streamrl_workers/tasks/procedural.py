@@ -10,9 +10,11 @@ Held-out items can repeat where the data set has few questions.
 """
 
 import difflib
+import json
 import math
 import warnings
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
 from streamrl.errors import UserError
@@ -104,6 +106,12 @@ class _Drawer:
         """Of the data set."""
         return self._options.name
 
+    @property
+    def data(self) -> str:
+        """What entries follow from beside their address."""
+        parameters = json.dumps(self._options.parameters, sort_keys=True)
+        return f"{self.name} {parameters} of reasoning-gym {version('reasoning-gym')}"
+
     def entry(self, address: int) -> dict[str, Any]:
         """The entry at an address below `ADDRESS_LIMIT`."""
         dataset, index = (self._make(seed=address), 0) if self._reseed else (self._dataset, address)
@@ -132,6 +140,7 @@ class ProceduralSource:
     def __init__(self, drawer: _Drawer, *, seed: int) -> None:
         self._drawer = drawer
         self._seed = seed
+        self.data = drawer.data
 
     def question(self, split: Split, index: int) -> Question:
         """Question `index` of a split."""

@@ -3,7 +3,7 @@
 ```
   pool ──▶ fork server      a command of fixed size: spawn (with the process's socket) or kill, and the process's number
   pool ──▶ worker           a request of `values.py`: [name of its type, its fields]
-  fork server ──▶ pool      once {"ready": {"held_out_size"}} | {"user_error": parts}; {"exited", "code"} for each process that ended
+  fork server ──▶ pool      once {"ready": {"held_out_size", "fingerprint"}} | {"user_error": parts}; {"exited", "code"} for each process that ended
   worker ──▶ pool           a stage that it enters (a number), any number of times, `first_stage` untold; then one row:
                             [text] | [text, demonstration] | [values, body, raised] | [observation, reward, done, context] | {"kind", "error"}
   pool ──▶ endpoint client  [number, [task, body]] of a sample that endpoints score
@@ -33,6 +33,7 @@ from streamrl_workers.tasks.values import (
     Demonstration,
     FailureKind,
     NeedPrompts,
+    OpenedData,
     PlayTurn,
     Prompt,
     Request,
@@ -67,11 +68,13 @@ _SEGMENT_KINDS = frozenset(get_args(SegmentKind))
 _REQUESTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Request)}
 
 
-def held_out_size(answer: Any) -> int | None:  # noqa: ANN401 - JSON
-    """Of the fork server's first answer (None = endless). Raises `UserError` if it says so, `ForeignBytesError` if it is none."""
+def opened_data(answer: Any) -> OpenedData:  # noqa: ANN401 - JSON
+    """Read the fork server's first answer. Raises `UserError` if it says so, `ForeignBytesError` if it is none."""
     match answer:
-        case {"ready": {"held_out_size": int() | None as size}} if size is None or size >= 0:
-            return size
+        case {"ready": {"held_out_size": int() | None as size, "fingerprint": dict() as found}} if (
+            size is None or size >= 0
+        ) and all(isinstance(text, str) for text in found.values()):
+            return OpenedData(size, found)
         case {"user_error": {"field": str(), "rule": str(), "got": _, "fix": str()} as parts} if len(parts) == _PARTS:
             raise UserError(**parts)
     raise ForeignBytesError("a message says neither that it is ready nor why not")

@@ -15,6 +15,15 @@ class TaskPoolError(RuntimeError):
     """The pool cannot work: its processes do not start, or it is closed. Says what was awaited."""
 
 
+class OpenedData(NamedTuple):
+    """What the job's data is found to be when it is opened."""
+
+    held_out_size: int | None
+    """None = endless."""
+    fingerprint: Mapping[str, str]
+    """Field of the job -> what it names, in a line: the same fingerprint, the same prompts by their indices."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeedPrompts:
     """Ask the task pool for prompts `first_index` .. `first_index + count - 1`; each comes as soon as it is made."""

@@ -30,6 +30,7 @@ from streamrl.errors import UserError, UserErrors
 from streamrl.files import MissingFileError, UnreadableFileError, read_json
 from streamrl.keys import DIR_CHECKPOINTS, ENV_STORE_DIR, FILE_JOB, FILE_JOURNAL, FILE_STORE
 from streamrl.spec import read_job
+from streamrl_workers.scheduler.journal.fingerprint import Fingerprint, read_fingerprint
 from streamrl_workers.scheduler.journal.integrity import DamagedJournalError, DamagedSamplesError
 from streamrl_workers.scheduler.journal.store import (
     WriterLock,
@@ -103,6 +104,8 @@ class Facts:
     """Newer checkpoints that cannot be read, and why: the trainer passes over them."""
     compacted: CompactedSteps = field(default_factory=CompactedSteps)
     """The steps before, and the groups that ended with them."""
+    fingerprint: Fingerprint | None = None
+    """Of the data; None: the journal has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,7 @@ class Report:
     steps: int
     ended: bool
     checkpoint: CheckpointFact | None
+    fingerprint: Fingerprint | None
     violations: tuple[str, ...]
     """At most `MOST_VIOLATIONS`."""
 
@@ -149,6 +153,7 @@ def check(facts: Facts, *, rules: Rules) -> Report:
         steps=facts.compacted.steps + len(facts.steps),
         ended=facts.ended,
         checkpoint=facts.checkpoint,
+        fingerprint=facts.fingerprint,
         violations=tuple(islice(_violations(facts, rules), MOST_VIOLATIONS)),
     )
 
@@ -331,6 +336,7 @@ def read_facts(run_dir: Path) -> Facts:
             compacted=read_compacted(connection),
             covered_steps=newest_checkpoint(connection),
             ended=has_ended(connection),
+            fingerprint=read_fingerprint(connection),
             checkpoint=checkpoint,
             damaged=tuple(f"{name}: {why}" for name, why in damaged if checkpoint is None or name > checkpoint.path),
         )

@@ -11,7 +11,8 @@ written (`writer.py`), nor how damage is found (`integrity.py`).
     steps         what each step of each attempt consumed, and how (group ids and micro-steps as packed int64)
     checkpoints   the oldest one kept
     texts         what the samples of a group that is to be archived read and wrote, as long as the samples are there
-    meta          end of the run with its last version's hash, summary of old steps (`tables.py`), how far the archive goes (`archiver.py`)
+    meta          end of the run with its last version's hash, summary of old steps (`tables.py`), how far the archive goes (`archiver.py`),
+                  fingerprint of the data (`fingerprint.py`)
     lengths       mean completion tokens by prompt (hash of its text), a sliding window of prompts
 """
 

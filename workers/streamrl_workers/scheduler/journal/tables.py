@@ -22,6 +22,7 @@ from typing import Any
 from streamrl.files import parse_json
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import records as rec
+from streamrl_workers.scheduler.journal.fingerprint import read_fingerprint
 from streamrl_workers.scheduler.journal.integrity import DamagedSamplesError, samples_digest
 from streamrl_workers.scheduler.journal.store import SAMPLE_BITS, newest_checkpoint
 from streamrl_workers.scheduler.lengths import MAX_PROMPTS, WEIGHT
@@ -424,6 +425,7 @@ def load(connection: sqlite3.Connection) -> Recovered:
         evaluated_steps=frozenset(row[0] for row in connection.execute("SELECT step FROM evaluations")),
         prompt_lengths=_lengths(connection),
         ended=has_ended(connection),
+        fingerprint=read_fingerprint(connection),
     )
 
 

@@ -27,6 +27,7 @@ from streamrl_workers.scheduler.effects import Write
 from streamrl_workers.scheduler.journal import tables
 from streamrl_workers.scheduler.journal.adoption import Adopted
 from streamrl_workers.scheduler.journal.archiver import Archiver, Done, read_account, write_done
+from streamrl_workers.scheduler.journal.fingerprint import Fingerprint, write_fingerprint
 from streamrl_workers.scheduler.journal.integrity import DamagedJournalError
 from streamrl_workers.scheduler.journal.store import (
     JournalFaultError,
@@ -127,6 +128,12 @@ class JournalWriter:
         except BaseException:
             self.close()
             raise
+
+    def take_fingerprint(self, fingerprint: Fingerprint) -> None:
+        """Make the data with this fingerprint the journal's own, before the writer starts. Raises `UserError` as `open`."""
+        assert self._connection is not None, "the journal is open when the data is"
+        with translated(self._path):
+            write_fingerprint(self._connection, fingerprint)
 
     def start(self, *, on_committed: Callable[[int], None], on_fault: Callable[[BaseException], None]) -> None:
         """Start the writer thread. Call on the scheduler's loop: there it tells what happens.

@@ -82,6 +82,13 @@ def last_numbers(run_dir: Path) -> dict[str, Any]:
     return numbers | {"ended": True, "result": _read(run_dir / FILE_RESULT)}
 
 
+def leave_line(line: str, environ: Mapping[str, str]) -> None:
+    """Leave why this process ends where the kubelet takes it at this container's end, instead of the end of its log."""
+    file = Path(environ.get(ENV_TERMINATION_FILE) or _TERMINATION_FILE)
+    if file.is_file():
+        file.write_text(line, encoding="utf-8")
+
+
 def leave_last_word(run_dir: Path, environ: Mapping[str, str]) -> bool:
     """Leave how the run ended where the kubelet takes it at this container's end, however that comes: only the last two lives are seen.
 
