@@ -47,14 +47,20 @@ def make(kind: str, *, seed: int) -> PreTrainedModel:
 
 def save(kind: str, folder: Path) -> Path:
     """Configuration and tokenizer, without weights: what a generator has."""
+    save_tokenizer(folder)
+    model = make(kind, seed=0)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    return folder
+
+
+def save_tokenizer(folder: Path) -> Path:
+    """The tokenizer alone."""
     vocab = {char: index for index, char in enumerate(CHARS)} | {"<end>": END}
     core = Tokenizer(models.WordLevel(vocab, unk_token="0"))
     core.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
     core.decoder = decoders.Fuse()
     PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>").save_pretrained(folder)
-    model = make(kind, seed=0)
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(folder)
     return folder
 
 

@@ -227,6 +227,11 @@ class Trainer(SpecModel):
         """Whether most weights stay as they began: versions share them, and checkpoints leave them out."""
         return self.lora is not None or self.sherl is not None
 
+    @property
+    def unmerged_lora(self) -> Lora | None:
+        """Adapters that generators compute beside the base: below float32 a merge would round small updates away."""
+        return self.lora if self.precision == "BF16" else None
+
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             "nodes must be 1 with engine simulated",

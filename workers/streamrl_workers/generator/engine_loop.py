@@ -10,7 +10,7 @@ Invariants:
 - Nothing is generated before verified weights are in the engine, or its own where it is frozen; weights change between two steps only.
 - A paused generator keeps what is active and calls no step; weights are swapped all the same.
 - Weights are not swapped while a pinned request is active or waiting: all its tokens come from one version.
-- An engine is given bytes that a pull has verified, adapters merged into them, and no others (invariant 4); until they are ready it generates on.
+- An engine is given bytes that a pull has verified, maybe with adapters merged into them, and no others (invariant 4); until they are ready it generates on.
 """
 
 import asyncio

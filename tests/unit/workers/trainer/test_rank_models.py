@@ -19,8 +19,9 @@ from streamrl_workers.generator.engines import create_hf
 from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.models.load import load_empty, load_model, load_structure
 from streamrl_workers.models.logprobs import answer_logprobs
+from streamrl_workers.models.lora import add_adapters
 from streamrl_workers.models.published import as_tensor, merged
-from streamrl_workers.trainer.engines import lora, model_files, sharding
+from streamrl_workers.trainer.engines import model_files, sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup
 from streamrl_workers.trainer.engines.forward import Forward, UtteranceValueModel, make_batch
 from streamrl_workers.trainer.engines.packing import pack_sample
@@ -243,7 +244,7 @@ def test_a_layer_that_lies_transposed_is_merged_too() -> None:
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=33, n_positions=64, n_embd=16, n_layer=1, n_head=2)
     adapted, plain = GPT2LMHeadModel(config).eval(), GPT2LMHeadModel(config).eval()
-    lora.add_adapters(adapted, Lora.model_validate({"rank": 2, "targetModules": ("c_attn",)}))
+    add_adapters(adapted, Lora.model_validate({"rank": 2, "targetModules": ("c_attn",)}))
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.3)

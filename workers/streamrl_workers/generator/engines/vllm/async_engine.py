@@ -36,6 +36,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
+from streamrl_workers.generator.engines.vllm.adapters import REQUEST
 from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE
 from streamrl_workers.generator.engines.vllm.start_errors import start_error
 
@@ -95,13 +96,21 @@ class _KvUsage(StatLoggerBase):
 class AsyncEngine:
     """All methods but `close` are called from one thread, the engine's."""
 
-    def __init__(self, args: AsyncEngineArgs, *, probe_timeout_s: float, failed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        args: AsyncEngineArgs,
+        *,
+        probe_timeout_s: float,
+        failed: Callable[[str], None],
+        adapted: Sequence[str] = (),
+    ) -> None:
         """Start vLLM; returns when it could generate. `failed` is called, from another thread, with the first fault.
 
         Args:
             args: of AsyncLLM.
             probe_timeout_s: a core that answers no probe for so long is stuck.
             failed: see above.
+            adapted: layers that get adapters beside the base.
 
         Raises:
             UserError: vLLM refuses what the job asks for.
@@ -110,6 +119,7 @@ class AsyncEngine:
         self._args = args
         self._probe_timeout_s = probe_timeout_s
         self._failed = failed
+        self._adapted = adapted
         self._fault: str | None = None
         self._outputs: list[Output] = []
         self._filled = threading.Condition()
@@ -212,7 +222,9 @@ class AsyncEngine:
         self._llm = AsyncLLM.from_engine_args(self._args, stat_loggers=[lambda *_: self._usage])
         self._cache = self._llm.vllm_config.cache_config
         try:
-            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+            await self._llm.init_weight_transfer_engine(
+                WeightTransferInitRequest(init_info={"adapted": list(self._adapted)})
+            )
             await self._try_out()
             started.set_result(None)
             await self._watch()
@@ -304,6 +316,7 @@ class AsyncEngine:
                 submission.params,
                 request_id=str(lease),
                 priority=submission.priority,
+                lora_request=REQUEST if self._adapted else None,
                 trace_headers={"traceparent": submission.traceparent} if submission.traceparent else None,
             ):
                 completion = output.outputs[0]

@@ -36,7 +36,7 @@ from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Ou
 from streamrl_workers.generator.engines.vllm.options import engine_arguments
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
-from streamrl_workers.models.published import Parameters, as_tensor
+from streamrl_workers.models.published import Parameters, as_tensor, is_loaded, split
 from streamrl_workers.models.side_path import side_path_of
 from streamrl_workers.weights.hashing import TensorBytes
 
@@ -73,6 +73,8 @@ class VllmEngine:
         self._core = core
         self._requests = requests
         self._expected = checked
+        self._base: Mapping[str, TensorBytes] = {}
+        """In vLLM, if it came with adapters: the pull holds its buffers too."""
         self._metrics = _Metrics(labels)
         self._sequences: dict[int, ActiveSequence] = {}  # by lease
         self._age = itertools.count()
@@ -111,7 +113,10 @@ class VllmEngine:
         self._core.cancel(known)
 
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
-        self._expected.check(tensors)
+        base, adapters = split(tensors)
+        self._expected.check(base)
+        if adapters and is_loaded(base, loaded=self._base):
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in base}
         with tempfile.TemporaryDirectory(prefix="streamrl-weights-", dir=_place(tensors)) as folder:
             path = Path(folder) / "model.safetensors"
             save_file({name: as_tensor(published) for name, published in tensors.items()}, path)
@@ -122,6 +127,7 @@ class VllmEngine:
             self._core.update(version=version, path=path, identity=identity)
         self.last_pause_s = time.monotonic() - paused_s
         self.version = version
+        self._base = base if adapters else {}
         return late
 
     def kv_load(self) -> KvLoad | None:
@@ -196,6 +202,16 @@ def _place(tensors: Mapping[str, TensorBytes]) -> Path | None:
     return _SHARED_MEMORY if shutil.disk_usage(_SHARED_MEMORY).free > 2 * size else None
 
 
+def _adapted(options: EngineOptions) -> list[str]:
+    """Layers whose adapters come beside the base."""
+    if options.lora is None:
+        return []
+    from streamrl_workers.models.lora import adapted_layers  # peft is loaded where it is asked for
+
+    assert options.model_path is not None
+    return adapted_layers(options.model_path, options.lora)
+
+
 def create(options: EngineOptions) -> VllmEngine:
     """Start vLLM. Raises UserError for a model or arguments that it does not take, EngineFailedError where it does not start."""
     assert options.model_path is not None and isinstance(options.spec, VllmSpec)
@@ -205,8 +221,9 @@ def create(options: EngineOptions) -> VllmEngine:
         raise ValueError("it has a side path, which engine vllm does not compute; use engine hf")
     tokenizer = load_tokenizer(options.model_path)
     limit = limit_tokens(model.config)
-    arguments = AsyncEngineArgs(**engine_arguments(options, limit_tokens=limit))
-    core = AsyncEngine(arguments, probe_timeout_s=options.probe_timeout_s, failed=options.failed)
+    adapted = _adapted(options)
+    arguments = AsyncEngineArgs(**engine_arguments(options, limit_tokens=limit, adapted=adapted))
+    core = AsyncEngine(arguments, probe_timeout_s=options.probe_timeout_s, failed=options.failed, adapted=adapted)
     requests = Requests(
         tokenizer=tokenizer,
         end_ids=end_ids(model.generation_config, tokenizer),

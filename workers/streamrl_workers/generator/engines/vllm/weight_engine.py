@@ -22,19 +22,23 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
+from streamrl_workers.generator.engines.vllm.adapters import check_adapted, replace_adapters
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
+from streamrl_workers.models.published import adapters_of
 
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """Nothing is agreed on beforehand."""
+    """What every version will bring."""
+
+    adapted: list[str] = field(default_factory=list)  # layers that get adapters beside the base
 
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
     """One version of the weights."""
 
-    path: str = ""  # of a safetensors file with all tensors
+    path: str = ""  # of a safetensors file with all tensors, or with the adapters beside a base that is loaded
     identity: list[int] = field(default_factory=list)  # of the file when it had been written
 
 
@@ -45,7 +49,9 @@ class FileWeightEngine(WeightTransferEngine[FileInit, FileUpdate]):
     update_info_cls = FileUpdate
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Nothing to do."""
+        """Raise ValueError for layers that cannot get their adapters."""
+        if init_info.adapted:
+            check_adapted(self.model, init_info.adapted)
 
     def start_weight_update(self) -> None:
         """Nothing to do: an update that has begun and not ended would break the next one."""
@@ -68,7 +74,12 @@ class FileWeightEngine(WeightTransferEngine[FileInit, FileUpdate]):
         if file_identity(Path(update.path)) != update.identity:
             raise ValueError("the file of weights was changed after it had been written")
         with safe_open(update.path, framework="pt", device="cpu") as file:
-            self._reload((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - it is no mapping
+            names = [name for name in file.keys() if ":" not in name]  # noqa: SIM118 - it is no mapping
+            apart = {name: file.get_tensor(name) for name in file.keys() if ":" in name}  # noqa: SIM118
+            if names:
+                self._reload((name, file.get_tensor(name)) for name in names)
+        if apart:
+            replace_adapters(self.model, adapters_of(apart))
 
     def _reload(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         """vLLM's layer-wise reload: each module is made anew as soon as its last tensor has come."""
