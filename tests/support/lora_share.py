@@ -1,20 +1,18 @@
 """How much of what adapters change in a trainer reaches a generator: the share.
 
 A trainer of adapters computes in float32 and publishes its base in bfloat16, as one of precision BF16 does; the base lies on the
-grid of that format, so both have the same one. The trainer computes in float32 for its own change to be known: bfloat16 passes round
-log-probs by a hundred times of what one step at a learning rate of 1e-6 changes.
+grid of that format, so both have the same one. The trainer computes in float32 for its own change to be known: passes in bfloat16 round
+log-probs by 20 times of what one step at a learning rate of 1e-6 changes.
 
     share = sum(x y) / sum(x x)      x: the trainer's change of the log-probs of some tokens, y: the generator's of the same tokens
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl_workers.models.published import as_bytes, as_tensor
 from streamrl_workers.weights.hashing import TensorBytes
@@ -57,11 +55,10 @@ class Bf16Trainer(PublishingTrainer):
         super().__init__(precise, folder=folder, checkpoints=checkpoints)
         self._base: dict[str, TensorBytes] = {}
 
-    def publish(self, version: int) -> pb.WeightsAvailable:
-        tensors = self.engine.tensors()
+    def tensors(self) -> dict[str, TensorBytes]:
+        tensors = super().tensors()
         self._base = self._base or {name: _halved(one) for name, one in tensors.items() if ":" not in name}
-        name = self.store.publish(attempt=1, step=version, tensors=tensors | self._base)
-        return pb.WeightsAvailable(version=name, address=self.address)
+        return tensors | self._base
 
 
 def _halved(tensor: TensorBytes) -> TensorBytes:
@@ -69,7 +66,7 @@ def _halved(tensor: TensorBytes) -> TensorBytes:
     return made._replace(data=made.data.toreadonly())
 
 
-def share(trainer: Sequence[float], generator: Sequence[float]) -> float:
+def share(trainer: torch.Tensor, generator: torch.Tensor) -> float:
     """Regression of the generator's changes on the trainer's."""
-    x, y = torch.tensor(trainer, dtype=torch.float64), torch.tensor(generator, dtype=torch.float64)
+    x, y = trainer.double(), generator.double()
     return float((x * y).sum() / (x * x).sum())

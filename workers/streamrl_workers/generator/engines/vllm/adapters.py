@@ -1,59 +1,56 @@
-"""Adapters in vLLM's worker process: one, whose values an update replaces in place.
+"""Adapters beside the base in vLLM: one, of whose values an update makes others.
 
-Owns: which of vLLM's layers they go on, and how they get there. Does not own: when (`weight_engine.py`), the requests that run through
-the adapter (`async_engine.py`), vLLM's computation of it.
+Owns: the folder that vLLM loads them from, how requests name them, which of vLLM's layers take them. Does not own: when (`async_engine.py`),
+vLLM's computation of them.
 
-Every request runs through the one adapter, which has one number and one name for ever: so what runs goes on with the new values. vLLM's
-own door reads a folder, and holds what it has read by that number; here the tensors are in the file of the update already. Keys and
-values of the old weights are forgotten with each update, cached prefixes too.
+Every request runs through the one adapter, which has one number and one name for ever, so what runs goes on with the new values.
+Keys and values of the old ones are forgotten with each update, cached prefixes too: vLLM tells them apart by the adapter's name and path.
 """
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.lora.lora_model import LoRAModel
-from vllm.lora.lora_weights import LoRALayerWeights
+from safetensors.torch import save_file
 from vllm.lora.request import LoRARequest
 from vllm.lora.utils import parse_fine_tuned_lora_name
 
 from streamrl_workers.models.published import Adapter
 
-REQUEST = LoRARequest("published", 1, "/nowhere")
-"""The adapter as requests name it. It is never read from its path: if it were not there, vLLM would fail and not generate without it."""
+_NAME, _NUMBER = "published", 1
+REQUEST = LoRARequest(_NAME, _NUMBER, "/nowhere")
+"""The adapter as requests name it. Nothing is read from that path: without the adapter vLLM fails, and does not generate without it."""
+
+
+def load_request(folder: Path) -> LoRARequest:
+    """The adapter, to be loaded from a folder."""
+    return LoRARequest(_NAME, _NUMBER, str(folder))
+
+
+def write_adapters(folder: Path, adapters: Mapping[str, Adapter]) -> int:
+    """Write them as vLLM loads them, by the names of the tensors that they adapt; returns their bytes."""
+    tensors = {}
+    for name, adapter in adapters.items():
+        layer = f"base_model.model.{name.removesuffix('.weight')}"
+        tensors[f"{layer}.lora_A.weight"] = adapter.lora_a.contiguous()
+        tensors[f"{layer}.lora_B.weight"] = adapter.lora_b.contiguous() * adapter.scaling  # before vLLM rounds it
+    rank = next(iter(adapters.values())).lora_a.shape[0]
+    config = {"r": rank, "lora_alpha": rank, "target_modules": sorted(adapters), "bias": "none", "peft_type": "LORA"}
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def check_adapted(model: torch.nn.Module, layers: Iterable[str]) -> None:
-    """Raise ValueError naming the layers that vLLM would leave without their adapters."""
+    """In vLLM's worker: raise ValueError naming layers that would stay without their adapters."""
     manager: Any = model.lora_manager
     fused = {part for parts in manager.packed_modules.values() for part in parts}
     known = (manager.modules.keys() - manager.packed_modules.keys()) | fused
     if unknown := [layer for layer in layers if _name(model, layer) not in known]:
-        raise ValueError(f"it cannot adapt {', '.join(unknown[:3])} of spec.trainer.lora, and {len(unknown)} in all")
-
-
-@torch.no_grad()
-def replace_adapters(model: torch.nn.Module, adapters: Mapping[str, Adapter]) -> None:
-    """Give the adapter these values. `adapters`: by the names of the tensors that they adapt."""
-    check_adapted(model, map(_layer, adapters))
-    manager: Any = model.lora_manager
-    weights = [
-        _weights(_name(model, _layer(name)), adapter, manager.lora_config.lora_dtype)
-        for name, adapter in adapters.items()
-    ]
-    manager.remove_adapter(REQUEST.lora_int_id)
-    manager.add_adapter(LoRAModel(REQUEST.lora_int_id, weights[0].rank, {one.module_name: one for one in weights}))
-    manager.activate_adapter(REQUEST.lora_int_id)
-
-
-def _weights(name: str, adapter: Adapter, dtype: torch.dtype) -> LoRALayerWeights:
-    rank = adapter.lora_a.shape[0]
-    scaled = adapter.lora_b * adapter.scaling  # before it is rounded
-    return LoRALayerWeights(name, rank, rank, adapter.lora_a.to(dtype), scaled.to(dtype), scaling=1)
-
-
-def _layer(tensor: str) -> str:
-    return tensor.removesuffix(".weight")
+        raise ValueError(f"it adapts no {', no '.join(unknown[:3])} as spec.trainer.lora wants ({len(unknown)} layers)")
 
 
 def _name(model: torch.nn.Module, layer: str) -> str:

@@ -36,7 +36,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
-from streamrl_workers.generator.engines.vllm.adapters import REQUEST
+from streamrl_workers.generator.engines.vllm.adapters import REQUEST, load_request
 from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE
 from streamrl_workers.generator.engines.vllm.start_errors import start_error
 
@@ -75,6 +75,16 @@ class Submission:
     params: SamplingParams
     priority: int  # lower goes first
     traceparent: str = ""  # "": it is not traced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFiles:
+    """What an update loads."""
+
+    base: Path | None  # with all tensors but adapters; None: vLLM has them
+    identity: Sequence[int] = ()  # of the base's file when it had been written
+    adapters: Path | None = None  # folder
+    size_bytes: int = 0
 
 
 class _KvUsage(StatLoggerBase):
@@ -163,11 +173,10 @@ class AsyncEngine:
         """Hold all requests and forget their keys and values."""
         self._wait(self._pause(), self._probe_timeout_s, what="a pause")
 
-    def update(self, *, version: int, path: Path, identity: list[int]) -> None:
-        """Put the weights of the file, which is still as `identity` says, into the paused engine, and go on."""
-        update = self._update(version=version, info={"path": str(path), "identity": identity})
-        timeout_s = self._probe_timeout_s + path.stat().st_size / _LOAD_BYTES_PER_S
-        self._wait(update, timeout_s, what="an update of weights")
+    def update(self, files: WeightFiles, *, version: int) -> None:
+        """Put the weights into the paused engine, if the base's file is still as it was written, and go on."""
+        timeout_s = self._probe_timeout_s + files.size_bytes / _LOAD_BYTES_PER_S
+        self._wait(self._update(files, version=version), timeout_s, what="an update of weights")
 
     def close(self) -> None:
         """End vLLM's processes."""
@@ -352,11 +361,15 @@ class AsyncEngine:
         for _ in range(_HANDLER_TURNS):
             await asyncio.sleep(0)
 
-    async def _update(self, *, version: int, info: dict[str, Any]) -> None:
+    async def _update(self, files: WeightFiles, *, version: int) -> None:
         try:
             await self._llm.start_weight_update()
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
-            await self._llm.finish_weight_update(weight_version=str(version))
+            if files.base is not None:
+                info = {"path": str(files.base), "identity": list(files.identity)}
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+            await self._llm.finish_weight_update(weight_version=str(version))  # vLLM drops its adapters with it
+            if files.adapters is not None:
+                await self._llm.add_lora(load_request(files.adapters))
             await self._llm.resume_generation()
         finally:
             self._updating = False

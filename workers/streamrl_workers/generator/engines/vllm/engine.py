@@ -32,11 +32,12 @@ from streamrl_workers.generator.engines.requests import (
     end_ids,
     limit_tokens,
 )
-from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission
+from streamrl_workers.generator.engines.vllm.adapters import write_adapters
+from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission, WeightFiles
 from streamrl_workers.generator.engines.vllm.options import engine_arguments
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
-from streamrl_workers.models.published import Parameters, as_tensor, is_loaded, split
+from streamrl_workers.models.published import Adapter, Parameters, as_tensor, is_loaded, split
 from streamrl_workers.models.side_path import side_path_of
 from streamrl_workers.weights.hashing import TensorBytes
 
@@ -115,16 +116,13 @@ class VllmEngine:
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
         base, adapters = split(tensors)
         self._expected.check(base)
-        if adapters and is_loaded(base, loaded=self._base):
-            tensors = {name: tensor for name, tensor in tensors.items() if name not in base}
+        known = bool(adapters) and is_loaded(base, loaded=self._base)
         with tempfile.TemporaryDirectory(prefix="streamrl-weights-", dir=_place(tensors)) as folder:
-            path = Path(folder) / "model.safetensors"
-            save_file({name: as_tensor(published) for name, published in tensors.items()}, path)
-            identity = file_identity(path)
+            files = _write(Path(folder), base=None if known else base, adapters=adapters)
             paused_s = time.monotonic()  # until here it has generated on
             self._core.pause()
             late = self._deltas(self._core.outputs(timeout_s=0.0))
-            self._core.update(version=version, path=path, identity=identity)
+            self._core.update(files, version=version)
         self.last_pause_s = time.monotonic() - paused_s
         self.version = version
         self._base = base if adapters else {}
@@ -192,6 +190,19 @@ def sampling_params(sampling: pb.Sampling, *, end_ids: frozenset[int], max_token
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def _write(folder: Path, *, base: Mapping[str, TensorBytes] | None, adapters: Mapping[str, Adapter]) -> WeightFiles:
+    """Into the folder what vLLM is to load."""
+    size_bytes, path, identity, apart = 0, None, [], None
+    if base is not None:
+        path = folder / "model.safetensors"
+        save_file({name: as_tensor(published) for name, published in base.items()}, path)
+        identity, size_bytes = file_identity(path), path.stat().st_size
+    if adapters:
+        apart = folder / "adapters"
+        size_bytes += write_adapters(apart, adapters)
+    return WeightFiles(base=path, identity=identity, adapters=apart, size_bytes=size_bytes)
 
 
 def _place(tensors: Mapping[str, TensorBytes]) -> Path | None:

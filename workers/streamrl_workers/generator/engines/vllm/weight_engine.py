@@ -22,9 +22,8 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
-from streamrl_workers.generator.engines.vllm.adapters import check_adapted, replace_adapters
+from streamrl_workers.generator.engines.vllm.adapters import check_adapted
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
-from streamrl_workers.models.published import adapters_of
 
 
 @dataclass
@@ -38,7 +37,7 @@ class FileInit(WeightTransferInitInfo):
 class FileUpdate(WeightTransferUpdateInfo):
     """One version of the weights."""
 
-    path: str = ""  # of a safetensors file with all tensors, or with the adapters beside a base that is loaded
+    path: str = ""  # of a safetensors file with all tensors
     identity: list[int] = field(default_factory=list)  # of the file when it had been written
 
 
@@ -74,12 +73,7 @@ class FileWeightEngine(WeightTransferEngine[FileInit, FileUpdate]):
         if file_identity(Path(update.path)) != update.identity:
             raise ValueError("the file of weights was changed after it had been written")
         with safe_open(update.path, framework="pt", device="cpu") as file:
-            names = [name for name in file.keys() if ":" not in name]  # noqa: SIM118 - it is no mapping
-            apart = {name: file.get_tensor(name) for name in file.keys() if ":" in name}  # noqa: SIM118
-            if names:
-                self._reload((name, file.get_tensor(name)) for name in names)
-        if apart:
-            replace_adapters(self.model, adapters_of(apart))
+            self._reload((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - it is no mapping
 
     def _reload(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         """vLLM's layer-wise reload: each module is made anew as soon as its last tensor has come."""
