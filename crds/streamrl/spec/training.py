@@ -103,14 +103,14 @@ class TrainerEngine(OneOf):
 
 
 class Lora(SpecModel):
-    """Low-rank adapters (arXiv 2106.09685); generators get the base once, then the adapters of each version, and merge them."""
+    """Low-rank adapters (arXiv 2106.09685); generators get the base once, then the adapters of each version."""
 
     rank: int = Field(default=16, ge=1, le=4096, description="Rank of the adapters.")
     alpha: float = Field(default=32.0, gt=0, le=1e6, description="The adapters' product is scaled by alpha / rank.")
     target_modules: tuple[Annotated[str, StringConstraints(min_length=1, max_length=128)], ...] = Field(
         default=(),
         max_length=64,
-        description="Names of the layers that get adapters; empty = all linear ones but the head.",
+        description="Names of the layers that get adapters, each of linear layers; empty = all linear ones but the head.",
     )
 
 

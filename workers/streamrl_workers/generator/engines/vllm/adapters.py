@@ -47,10 +47,15 @@ def write_adapters(folder: Path, adapters: Mapping[str, Adapter]) -> int:
 def check_adapted(model: torch.nn.Module, layers: Iterable[str]) -> None:
     """In vLLM's worker: raise ValueError naming layers that would stay without their adapters."""
     manager: Any = model.lora_manager
-    fused = {part for parts in manager.packed_modules.values() for part in parts}
-    known = (manager.modules.keys() - manager.packed_modules.keys()) | fused
-    if unknown := [layer for layer in layers if _name(model, layer) not in known]:
-        raise ValueError(f"it adapts no {', no '.join(unknown[:3])} as spec.trainer.lora wants ({len(unknown)} layers)")
+    parts = manager.packed_modules_mapping
+    kinds = {part for kind in manager.supported_lora_modules for part in parts.get(kind, [kind])}  # that vLLM loads
+    fused = {part for one in manager.packed_modules.values() for part in one}
+    places = (manager.modules.keys() - manager.packed_modules.keys()) | fused  # that it computes
+    names = {layer: _name(model, layer) for layer in layers}
+    if unknown := [
+        layer for layer, name in names.items() if name not in places or name.rpartition(".")[2] not in kinds
+    ]:
+        raise ValueError(f"spec.trainer.lora: it cannot adapt {', '.join(unknown[:3])} ({len(unknown)} layers in all)")
 
 
 def _name(model: torch.nn.Module, layer: str) -> str:
