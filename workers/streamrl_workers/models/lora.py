@@ -64,7 +64,7 @@ def _fix(modules: dict[str, torch.nn.Module]) -> str:
     linear = {
         name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, torch.nn.Linear | Conv1D)
     }
-    return f"take of {', '.join(sorted(linear))}"
+    return f"take some of {', '.join(sorted(linear))}"
 
 
 def _check(model: PreTrainedModel) -> None:

@@ -331,7 +331,7 @@ def test_what_is_tuned_resumes_bit_for_bit(model: Path, tmp_path: Path, tuning: 
 @pytest.mark.parametrize(
     ("layers", "rule"),
     [
-        (["nothing"], "must name layers of the model, got 'nothing'; take of down_proj, gate_proj"),
+        (["nothing"], "must name layers of the model, got 'nothing'; take some of down_proj, gate_proj"),
         (["q_proj", "v_prj"], "must name layers of the model, got 'v_prj'"),
         (["q_proj", "proj"], "must name layers of the model, got 'proj'"),
         (["q_proj", "input_layernorm"], "must name linear layers, got 'input_layernorm'"),
