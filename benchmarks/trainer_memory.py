@@ -18,9 +18,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from streamrl.spec.training import Lora, Sherl
 from streamrl_workers.models.logprobs import answer_logprobs
+from streamrl_workers.models.lora import add_adapters
 from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.trainer.engines.forward import Forward, MicroBatch, make_batch
-from streamrl_workers.trainer.engines.lora import add_adapters
 from streamrl_workers.trainer.engines.packing import PackedSample
 from streamrl_workers.trainer.engines.sharding import recompute_blocks
 

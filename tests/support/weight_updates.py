@@ -76,8 +76,12 @@ class PublishingTrainer:
         folder = self._checkpoints / str(version)
         folder.mkdir(exist_ok=True)
         self.engine.save(folder)
-        name = self.store.publish(attempt=self._attempt, step=version, tensors=self.engine.tensors())
+        name = self.store.publish(attempt=self._attempt, step=version, tensors=self.tensors())
         return pb.WeightsAvailable(version=name, address=self.address)
+
+    def tensors(self) -> dict[str, TensorBytes]:
+        """Of now, as they are published."""
+        return self.engine.tensors()
 
     def go_back(self, version: int) -> None:
         """To the checkpoint of an earlier one."""
@@ -128,7 +132,7 @@ class Follower:
     def _delta_failed(self) -> None:
         raise AssertionError("a delta could not be used")
 
-    async def follow(self, target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
+    async def follow(self, target: pb.WeightsAvailable, *, tokens: int = TOKENS) -> dict[str, TensorBytes]:
         """Pull and load a version, and generate under it. Returns what the engine was given.
 
         An engine that works by itself has ended its samples while the trainer trained: new ones begin, for the update to fall into.
@@ -138,7 +142,7 @@ class Follower:
         if self._gained:
             self._generate(4 * self.engine.slots)  # some of each
         self._take(self.engine.load_weights(version=target.version.step, tensors=tensors))
-        self._generate(TOKENS)
+        self._generate(tokens)
         return tensors
 
     def _generate(self, tokens: int) -> None:
@@ -168,7 +172,20 @@ class Follower:
         """Samples that updates fell into."""
         return sum(len({delta.version for delta in deltas if delta.tokens}) > 1 for deltas in self._gained.values())
 
+    def changes(self, trainer: PublishingTrainer, *, version: int, since: int) -> tuple[list[float], list[float]]:
+        """From the trainer's log-probs under version `since` to its own and to the generator's under `version`, of the tokens made under this."""
+        trainer.go_back(version)
+        pairs = self._pairs(trainer, version=version)
+        trainer.go_back(since)
+        before = [truth for _, truth in self._pairs(trainer, version=version)]
+        own = [truth - old for (_, truth), old in zip(pairs, before, strict=True)]
+        return own, [given - old for (given, _), old in zip(pairs, before, strict=True)]
+
     def _differences(self, trainer: PublishingTrainer, *, version: int) -> list[float]:
+        return [abs(given - truth) for given, truth in self._pairs(trainer, version=version)]
+
+    def _pairs(self, trainer: PublishingTrainer, *, version: int) -> list[tuple[float, float]]:
+        """The generator's log-prob and the trainer's of now, of each token made under `version`."""
         found = []
         for deltas in self._gained.values():
             tokens = [token for delta in deltas for token in delta.tokens]
@@ -177,7 +194,7 @@ class Follower:
             assert versions == sorted(versions)
             if version in versions:
                 truth = trainer.logprobs(deltas[0].prompt_tokens or (), tokens)
-                found += [abs(a - b) for a, b, v in zip(given, truth, versions, strict=True) if v == version]
+                found += [(a, b) for a, b, v in zip(given, truth, versions, strict=True) if v == version]
         assert len(found) >= TOKENS
         return found
 

@@ -224,6 +224,7 @@ def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
         add_special_tokens=not spec.task.has_chat,
         precision=spec.trainer.precision,
         sherl=spec.trainer.sherl,
+        lora=spec.trainer.unmerged_lora,
     )
     engine = engine_kind(pool.engine.key).create(options)
     model = load_model(model_path)
@@ -231,7 +232,14 @@ def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
         model.bfloat16()
     if spec.trainer.sherl is not None:
         add_side_path(model, spec.trainer.sherl)
-    engine.load_weights(version=0, tensors=Parameters(model).snapshot())
+    tensors = Parameters(model).snapshot()
+    if spec.trainer.unmerged_lora is not None:
+        from streamrl_workers.models.lora import add_adapters
+        from streamrl_workers.trainer.engines.model_files import adapters
+
+        add_adapters(model, spec.trainer.unmerged_lora)
+        tensors |= adapters(model)
+    engine.load_weights(version=0, tensors=tensors)
     return engine
 
 

@@ -103,14 +103,14 @@ class TrainerEngine(OneOf):
 
 
 class Lora(SpecModel):
-    """Low-rank adapters (arXiv 2106.09685); generators get the base once, then the adapters of each version, and merge them."""
+    """Low-rank adapters (arXiv 2106.09685); generators get the base once, then the adapters of each version."""
 
     rank: int = Field(default=16, ge=1, le=4096, description="Rank of the adapters.")
     alpha: float = Field(default=32.0, gt=0, le=1e6, description="The adapters' product is scaled by alpha / rank.")
     target_modules: tuple[Annotated[str, StringConstraints(min_length=1, max_length=128)], ...] = Field(
         default=(),
         max_length=64,
-        description="Names of the layers that get adapters; empty = all linear ones but the head.",
+        description="Names of the layers that get adapters, each of linear layers; empty = all linear ones but the head.",
     )
 
 
@@ -226,6 +226,11 @@ class Trainer(SpecModel):
     def keeps_base(self) -> bool:
         """Whether most weights stay as they began: versions share them, and checkpoints leave them out."""
         return self.lora is not None or self.sherl is not None
+
+    @property
+    def unmerged_lora(self) -> Lora | None:
+        """Adapters that generators compute beside the base: below float32 a merge would round small updates away."""
+        return self.lora if self.precision == "BF16" else None
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(

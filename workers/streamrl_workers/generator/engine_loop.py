@@ -11,7 +11,7 @@ Invariants:
 - A paused generator keeps what is active and calls no step; weights are swapped all the same.
 - Weights are not swapped while a pinned request is active or waiting: all its tokens come from one version.
 - The first version in the engine gives the trainer's log-probs of the probe that came with it, or the process ends (`models/probe.py`).
-- An engine is given bytes that a pull has verified, adapters merged into them, and no others (invariant 4); until they are ready it generates on.
+- An engine is given bytes that a pull has verified, maybe with adapters merged into them, and no others (invariant 4); until they are ready it generates on.
 """
 
 import asyncio

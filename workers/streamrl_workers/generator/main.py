@@ -214,11 +214,12 @@ class EngineFailure:
 def pull_of(settings: GeneratorSettings, *, arrived: Callable[..., None], nearby: Nearby) -> Pull:
     """How this job moves weights; `arrived` is told of all bytes that came over the network, with their `source`.
 
-    With deltas it holds the tensors of the version before; also where the trainer keeps a base, for that. Adapters are merged in a thread.
+    With deltas it holds the tensors of the version before; also where the trainer keeps a base, for that. Into a base in float32 adapters are
+    merged, in a thread; beside one of fewer digits the engine computes them (`models/published.py`).
     """
     transport, variables = settings.spec.weights, settings.variables
     trainer, real = settings.spec.trainer, engine_kind(settings.pool.engine.key).needs_model
-    adapts = real and trainer.lora is not None
+    merges = real and trainer.lora is not None and trainer.unmerged_lora is None
     holds = (real and trainer.keeps_base) or transport.has_deltas
 
     def connect(target: pb.WeightsAvailable) -> Awaitable[Source]:
@@ -237,7 +238,7 @@ def pull_of(settings: GeneratorSettings, *, arrived: Callable[..., None], nearby
         )
         if not holds:
             nearby.held.clear()
-        return await asyncio.to_thread(_merged, tensors) if adapts else tensors
+        return await asyncio.to_thread(_merged, tensors) if merges else tensors
 
     return pulled
 
@@ -293,6 +294,7 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
         add_special_tokens=not settings.spec.task.has_chat,
         precision=settings.spec.trainer.precision,
         sherl=settings.spec.trainer.sherl,
+        lora=settings.spec.trainer.unmerged_lora,
         failed=failed,
         traces_endpoint=_traces_endpoint(settings.spec),
         probe_timeout_s=liveness_s(os.environ),

@@ -2,17 +2,21 @@
 
 Owns: whether published tensors are those of a model, copying them into it; the names of adapters' tensors, the formula that merges
 them. Does not own: training adapters, fetching and hashing bytes, versions.
-Trainer and generators merge by this code alone, so what is exported and what generates are the same weights.
+Trainer and generators read adapters by this code alone, so what is exported and what generates are the same weights.
 
 A trainer of adapters publishes the base, always the same bytes, and for each adapted tensor `NAME` three more:
 
     NAME:lora_A [r, in]    NAME:lora_B [out, r]    NAME:lora_scaling []        all float32
 
-    W = W_base + scaling B A       in float32, rounded once to the base's format
+    W = W_base + scaling B A       in float32, and never rounded below it
+
+A small update is less than the distance of two bfloat16 numbers: rounded to a base of that format it would be lost
+(docs/decisions/0078-lora-in-generators.md). So where the base is bfloat16, engines compute the product beside the base.
 """
 
 import math
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -86,25 +90,60 @@ def _few(names: Collection[str]) -> str:
     return ", ".join(sorted(names)[:_SHOWN_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-@torch.inference_mode()
-def merged(tensors: Mapping[str, TensorBytes]) -> dict[str, TensorBytes]:
-    """The model's tensors, adapters merged in; without adapters they are what was given.
+class Adapter(NamedTuple):
+    """The two factors of what is added to a tensor, float32."""
+
+    lora_a: torch.Tensor  # [r, in]
+    lora_b: torch.Tensor  # [out, r]
+    scaling: torch.Tensor  # []
+
+
+def adapters_of(parts: Mapping[str, torch.Tensor]) -> dict[str, Adapter]:
+    """Return the adapters whose parts these are, by the names of the tensors that they adapt; no part is missing."""
+    names = sorted({name.partition(":")[0] for name in parts})
+    return {name: Adapter(*(parts[name + part].float() for part in _PARTS)) for name in names}
+
+
+def split(tensors: Mapping[str, TensorBytes]) -> tuple[dict[str, TensorBytes], dict[str, Adapter]]:
+    """Return the base, and the adapters by the names of the tensors that they adapt.
 
     Raises:
         ValueError: an adapter is not complete, of another shape than its tensor, or has a part that is not known here.
     """
-    whole = {name: tensor for name, tensor in tensors.items() if ":" not in name}
-    adapted = {name.partition(":")[0] for name in tensors.keys() - whole.keys()}
+    base = {name: tensor for name, tensor in tensors.items() if ":" not in name}
+    adapted = {name.partition(":")[0] for name in tensors.keys() - base.keys()}
     parts = {name + part for name in adapted for part in ("", *_PARTS)}
     if wrong := sorted(parts ^ {name for name in tensors if name.partition(":")[0] in adapted}):
         raise ValueError(f"tensor {wrong[0]} of an adapter is {'missing' if wrong[0] in parts else 'unknown'}")
-    for name in adapted:
-        base, lora_a, lora_b, scaling = (as_tensor(tensors[name + part]) for part in ("", *_PARTS))
-        rank = lora_a.shape[:1]
-        shapes = (base.shape[:1] + rank, rank + base.shape[1:], ())
-        if base.ndim != 2 or (lora_b.shape, lora_a.shape, scaling.shape) != shapes:  # noqa: PLR2004 - matrices
-            got = f"{list(lora_b.shape)} times {list(lora_a.shape)}"
-            raise ValueError(f"the adapter of {name} is {got}, the tensor {list(base.shape)}")
-        added = torch.addmm(base.float(), lora_b.float(), lora_a.float(), alpha=scaling.item())
-        whole[name] = as_bytes(added.to(base.dtype))
+    adapters = adapters_of({name: as_tensor(tensors[name]) for name in tensors.keys() - base.keys()})
+    for name, adapter in adapters.items():
+        _check_shapes(name, adapter, shape=torch.Size(base[name].shape))
+    return base, adapters
+
+
+def _check_shapes(name: str, adapter: Adapter, *, shape: torch.Size) -> None:
+    lora_a, lora_b, scaling = adapter
+    rank = lora_a.shape[:1]
+    shapes = (shape[:1] + rank, rank + shape[1:], ())
+    if len(shape) != 2 or (lora_b.shape, lora_a.shape, scaling.shape) != shapes:  # noqa: PLR2004 - matrices
+        raise ValueError(
+            f"the adapter of {name} is {list(lora_b.shape)} times {list(lora_a.shape)}, the tensor {list(shape)}"
+        )
+
+
+def is_loaded(base: Mapping[str, TensorBytes], *, loaded: Mapping[str, TensorBytes]) -> bool:
+    """Whether `base` is in the very buffers that were loaded before: published bytes never change, so it is the same."""
+    return base.keys() == loaded.keys() and all(base[name].data is loaded[name].data for name in base)
+
+
+@torch.inference_mode()
+def merged(tensors: Mapping[str, TensorBytes]) -> dict[str, TensorBytes]:
+    """The model's tensors, adapters merged in: those become float32. Without adapters they are what was given.
+
+    Raises:
+        ValueError: as `split`.
+    """
+    whole, adapters = split(tensors)
+    for name, (lora_a, lora_b, scaling) in adapters.items():
+        whole[name] = as_bytes(torch.addmm(as_tensor(whole[name]).float(), lora_b, lora_a, alpha=scaling.item()))
     return whole

@@ -23,7 +23,8 @@ from streamrl.errors import UserError
 from streamrl.spec.training import Lora
 from streamrl_workers.models import logprobs
 from streamrl_workers.models.logprobs import answer_logprobs
-from streamrl_workers.trainer.engines import lora, sharding
+from streamrl_workers.models.lora import add_adapters
+from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.forward import Forward, MicroBatch, make_batch
 from streamrl_workers.trainer.engines.packing import DUMMY, pack_sample
 from support.trainer_groups import make_group
@@ -68,7 +69,7 @@ def _model(architecture: str, *, adapters: bool = False) -> PreTrainedModel:
     torch.manual_seed(1)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(ARCHITECTURES[architecture]()).eval()
     if adapters:
-        lora.add_adapters(model, Lora.model_validate({"rank": 2, "targetModules": ("lm_head", "q_proj")}))
+        add_adapters(model, Lora.model_validate({"rank": 2, "targetModules": ("lm_head", "q_proj")}))
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(parameter, std=0.02)

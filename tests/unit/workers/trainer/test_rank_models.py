@@ -1,6 +1,7 @@
 """The models of one rank: bfloat16 where the hardware has it, activation checkpointing, adapters."""
 
 import importlib.util
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,12 @@ from streamrl.spec.generators import HfEngineSpec
 from streamrl.spec.training import Lora
 from streamrl_workers.generator.engines import create_hf
 from streamrl_workers.generator.engines.base import EngineOptions
-from streamrl_workers.models.load import load_empty, load_model, load_structure
+from streamrl_workers.generator.engines.hf.adapters import AdaptedParameters
+from streamrl_workers.models.load import load_empty, load_model, load_structure, load_tokenizer
 from streamrl_workers.models.logprobs import answer_logprobs
-from streamrl_workers.models.published import as_tensor, merged
-from streamrl_workers.trainer.engines import lora, model_files, sharding
+from streamrl_workers.models.lora import add_adapters
+from streamrl_workers.models.published import as_bytes, as_tensor, merged, split
+from streamrl_workers.trainer.engines import model_files, sharding
 from streamrl_workers.trainer.engines.engine import EngineSetup
 from streamrl_workers.trainer.engines.forward import Forward, UtteranceValueModel, make_batch
 from streamrl_workers.trainer.engines.packing import pack_sample
@@ -222,6 +225,26 @@ def test_what_is_exported_is_what_generators_merge(model: Path, tmp_path: Path) 
     assert moved == 14  # seven linear layers in each of two blocks
 
 
+def test_an_export_of_adapters_over_a_base_in_bfloat16_is_float32(model: Path, tmp_path: Path) -> None:
+    """Rounded to the base's format it would be without the small updates."""
+    engine = _engine(model, lora={"rank": 4}, learningRate=1e-6)
+    _step(engine)
+    tensors = engine.tensors()
+    halved = {name: as_bytes(as_tensor(one).bfloat16()) for name, one in tensors.items() if ":" not in name}
+    policy = build_models(trainer_spec(lora={"rank": 4}), model_path=str(model), device=CPU).model
+    model_files.export(
+        tmp_path, model=policy, published=tensors | halved, tokenizer=load_tokenizer(str(model)), precision="BF16"
+    )
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "float32"
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").state_dict()
+    assert {tensor.dtype for tensor in exported.values()} == {torch.float32}
+    for name, (lora_a, lora_b, scaling) in split(tensors)[1].items():
+        moved = exported[name].double() - as_tensor(halved[name]).double()
+        update = (scaling * lora_b @ lora_a).double()
+        assert float((moved * update).sum() / (update * update).sum()) == pytest.approx(1.0, abs=0.01)
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+
+
 def test_the_base_is_published_as_it_began_and_copied_once(model: Path, tmp_path: Path) -> None:
     engine, initial = _engine(model, lora={"rank": 4}), load_model(str(model))
     before = engine.tensors()
@@ -243,15 +266,18 @@ def test_a_layer_that_lies_transposed_is_merged_too() -> None:
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=33, n_positions=64, n_embd=16, n_layer=1, n_head=2)
     adapted, plain = GPT2LMHeadModel(config).eval(), GPT2LMHeadModel(config).eval()
-    lora.add_adapters(adapted, Lora.model_validate({"rank": 2, "targetModules": ("c_attn",)}))
+    add_adapters(adapted, Lora.model_validate({"rank": 2, "targetModules": ("c_attn",)}))
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.3)
     for name, published in merged(model_files.tensors(adapted) | model_files.adapters(adapted)).items():
         plain.state_dict()[name].copy_(as_tensor(published))
+    beside = GPT2LMHeadModel(config).eval()
+    AdaptedParameters(beside).load(model_files.tensors(adapted) | model_files.adapters(adapted))
     tokens = torch.arange(20).unsqueeze(0)
     with torch.no_grad():
         torch.testing.assert_close(plain(tokens).logits, adapted(tokens).logits)
+        torch.testing.assert_close(beside(tokens).logits, adapted(tokens).logits)
 
 
 def test_with_adapters_the_reference_is_the_policy_without_them(model: Path) -> None:
@@ -305,7 +331,11 @@ def test_what_is_tuned_resumes_bit_for_bit(model: Path, tmp_path: Path, tuning: 
 @pytest.mark.parametrize(
     ("layers", "rule"),
     [
-        (["nothing"], "cannot be honoured: Target modules"),
+        (["nothing"], "must name layers of the model, got 'nothing'; take some of down_proj, gate_proj"),
+        (["q_proj", "v_prj"], "must name layers of the model, got 'v_prj'"),
+        (["q_proj", "proj"], "must name layers of the model, got 'proj'"),
+        (["q_proj", "input_layernorm"], "must name linear layers, got 'input_layernorm'"),
+        (["q_proj", "mlp"], "must name linear layers, got 'mlp'"),
         (["lm_head"], "must not name a layer with tied weights"),
         (["embed_tokens"], "must name linear layers"),
     ],

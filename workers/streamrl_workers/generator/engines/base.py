@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import GeneratorEngineSpec
-from streamrl.spec.training import Sherl
+from streamrl.spec.training import Lora, Sherl
 from streamrl_workers.weights.hashing import TensorBytes
 
 FinishReason = Literal["stop", "length", "error"]
@@ -41,6 +41,7 @@ class EngineOptions:
     add_special_tokens: bool = True  # to prompts, as the tokenizer does; a chat template has put them in
     precision: Literal["FP32", "BF16"] = "FP32"  # of the weights, as the trainer publishes them
     sherl: Sherl | None = None  # the side path that the trainer's model has
+    lora: Lora | None = None  # the adapters that come beside the base; None: none come, or merged into it
     failed: Callable[[str], None] = lambda _: (
         None
     )  # called from any thread when an engine that works by itself cannot go on
@@ -117,7 +118,8 @@ class Engine(Protocol):
 
         Returns what was made under the old weights and not given yet.
 
-        The bytes have been verified, and nobody writes to them; the engine keeps none of these buffers.
+        The bytes have been verified, and nobody writes to them. The engine keeps none of these buffers but those of a base
+        that came with adapters: if the next version has the same ones, only its adapters are loaded.
         """
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

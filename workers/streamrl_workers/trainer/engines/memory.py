@@ -97,9 +97,9 @@ def sizes_of(model_path: str, *, trainer: Trainer) -> ModelSizes:
     with torch.device("meta"):
         model = load_structure(model_path)
         if trainer.lora is not None:
-            from streamrl_workers.trainer.engines import lora  # peft is loaded where it is asked for
+            from streamrl_workers.models.lora import add_adapters  # peft is loaded where it is asked for
 
-            lora.add_adapters(model, trainer.lora)
+            add_adapters(model, trainer.lora)
         if trainer.sherl is not None:
             train_side_path(model, trainer.sherl)
     config = model.config.get_text_config()

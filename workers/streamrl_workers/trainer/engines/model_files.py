@@ -93,13 +93,17 @@ def export(
     tokenizer: PreTrainedTokenizerBase,
     precision: Precision = "FP32",
 ) -> None:
-    """The model as `from_pretrained` loads it: what generators make of the `published` tensors; adapters also beside it."""
+    """The model as `from_pretrained` loads it: what generators make of the `published` tensors; adapters also beside it.
+
+    With adapters merged it is float32 throughout: in bfloat16 their small updates would be lost.
+    """
     writes = rank_of() == 0
+    dtype = torch.float32 if has_adapters(model) else published_dtype(precision)
     try:
         if has_adapters(model):
             _lora().save_adapters(model, directory / _ADAPTER_FOLDER, writes=writes)
         if writes:
-            plain = _plain(model, merged(published), dtype=published_dtype(precision))
+            plain = _plain(model, merged(published), dtype=dtype)
             if side_path_of(plain.config) is None:
                 plain.save_pretrained(directory)
             else:

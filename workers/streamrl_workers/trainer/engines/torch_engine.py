@@ -228,11 +228,12 @@ def build_models(
         answer_logprobs(copy)
         _finish(copy, trainer=trainer, device=device, mesh=mesh, trained=False)
     if trainer.lora is not None:
-        from streamrl_workers.trainer.engines import lora  # peft is loaded where it is asked for
+        from streamrl_workers.models.lora import add_adapters  # peft is loaded where it is asked for
+        from streamrl_workers.trainer.engines.lora import adapters_off
 
-        lora.add_adapters(model, trainer.lora)
+        add_adapters(model, trainer.lora)
         if frozen_path is None and algorithm.reference_kl is not None and trainer.reference is None:
-            reference = partial(lora.adapters_off, model)
+            reference = partial(adapters_off, model)
     _finish(model, trainer=trainer, device=device, mesh=mesh)
     tokenizer = load_tokenizer(model_path)
     return RankModels(model=model, tokenizer=tokenizer, algorithm=algorithm, reference=reference, critic=critic)

@@ -25,6 +25,7 @@ from streamrl.spec.base import parse_bytes
 from streamrl.spec.generators import HfEngineSpec as HfSpec
 from streamrl_workers.answer_ends import end_tokens
 from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
+from streamrl_workers.generator.engines.hf.adapters import AdaptedParameters
 from streamrl_workers.generator.engines.hf.batch_state import BatchState, draw_tokens
 from streamrl_workers.generator.engines.hf.invariant import InvariantRunner, check_rows_apart
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
@@ -68,7 +69,7 @@ class HfEngine:
             kv_bytes = free_bytes(model.device) // _FREE_SHARE if kv_bytes is None else kv_bytes
             runner = InvariantRunner if batch_invariant else Runner
             self._runner = runner(model=model, slots=slots, limit_tokens=limit, kv_bytes=kv_bytes)
-        self._parameters = Parameters(model)
+        self._parameters = AdaptedParameters(model)
         self._batch = BatchState(slots=slots, vocabulary=vocabulary, device=self._runner.device)
         self._prefill = Prefill(self._runner)
         self._resting: list[ActiveSequence] = []  # oldest first

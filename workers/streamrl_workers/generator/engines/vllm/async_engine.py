@@ -37,6 +37,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
+from streamrl_workers.generator.engines.vllm.adapters import REQUEST, load_request
 from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE
 from streamrl_workers.generator.engines.vllm.start_errors import start_error
 
@@ -77,6 +78,16 @@ class Submission:
     traceparent: str = ""  # "": it is not traced
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFiles:
+    """What an update loads."""
+
+    base: Path | None  # with all tensors but adapters; None: vLLM has them
+    identity: Sequence[int] = ()  # of the base's file when it had been written
+    adapters: Path | None = None  # folder
+    size_bytes: int = 0
+
+
 class _KvUsage(StatLoggerBase):
     """Remembers how full the memory for keys and values was at the last step."""
 
@@ -96,13 +107,21 @@ class _KvUsage(StatLoggerBase):
 class AsyncEngine:
     """All methods but `close` are called from one thread, the engine's."""
 
-    def __init__(self, args: AsyncEngineArgs, *, probe_timeout_s: float, failed: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        args: AsyncEngineArgs,
+        *,
+        probe_timeout_s: float,
+        failed: Callable[[str], None],
+        adapted: Sequence[str] = (),
+    ) -> None:
         """Start vLLM; returns when it could generate. `failed` is called, from another thread, with the first fault.
 
         Args:
             args: of AsyncLLM.
             probe_timeout_s: a core that answers no probe for so long is stuck.
             failed: see above.
+            adapted: layers that get adapters beside the base.
 
         Raises:
             UserError: vLLM refuses what the job asks for.
@@ -111,6 +130,7 @@ class AsyncEngine:
         self._args = args
         self._probe_timeout_s = probe_timeout_s
         self._failed = failed
+        self._adapted = adapted
         self._fault: str | None = None
         self._outputs: list[Output] = []
         self._filled = threading.Condition()
@@ -155,11 +175,10 @@ class AsyncEngine:
         """Hold all requests and forget their keys and values."""
         self._wait(self._pause(), self._probe_timeout_s, what="a pause")
 
-    def update(self, *, version: int, path: Path, identity: list[int]) -> None:
-        """Put the weights of the file, which is still as `identity` says, into the paused engine, and go on."""
-        update = self._update(version=version, info={"path": str(path), "identity": identity})
-        timeout_s = self._probe_timeout_s + path.stat().st_size / _LOAD_BYTES_PER_S
-        self._wait(update, timeout_s, what="an update of weights")
+    def update(self, files: WeightFiles, *, version: int) -> None:
+        """Put the weights into the paused engine, if the base's file is still as it was written, and go on."""
+        timeout_s = self._probe_timeout_s + files.size_bytes / _LOAD_BYTES_PER_S
+        self._wait(self._update(files, version=version), timeout_s, what="an update of weights")
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return log-probs at temperature 1 of each sequence's tokens but the first; none of one that is too long."""
@@ -218,7 +237,9 @@ class AsyncEngine:
         self._llm = AsyncLLM.from_engine_args(self._args, stat_loggers=[lambda *_: self._usage])
         self._cache = self._llm.vllm_config.cache_config
         try:
-            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+            await self._llm.init_weight_transfer_engine(
+                WeightTransferInitRequest(init_info={"adapted": list(self._adapted)})
+            )
             await self._try_out()
             started.set_result(None)
             await self._watch()
@@ -310,6 +331,7 @@ class AsyncEngine:
                 submission.params,
                 request_id=str(lease),
                 priority=submission.priority,
+                lora_request=REQUEST if self._adapted else None,
                 trace_headers={"traceparent": submission.traceparent} if submission.traceparent else None,
             ):
                 completion = output.outputs[0]
@@ -353,7 +375,12 @@ class AsyncEngine:
         params = SamplingParams(
             max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        async for output in self._llm.generate(tokens_input(tokens, cache_salt=name), params, request_id=name):
+        async for output in self._llm.generate(
+            tokens_input(tokens, cache_salt=name),
+            params,
+            request_id=name,
+            lora_request=REQUEST if self._adapted else None,
+        ):
             found = output.prompt_logprobs
         assert found is not None, "vLLM gave no log-probs of the prompt"
         return [place[token].logprob for token, place in zip(tokens[1:], found[1:], strict=True) if place is not None]
@@ -367,11 +394,15 @@ class AsyncEngine:
         for _ in range(_HANDLER_TURNS):
             await asyncio.sleep(0)
 
-    async def _update(self, *, version: int, info: dict[str, Any]) -> None:
+    async def _update(self, files: WeightFiles, *, version: int) -> None:
         try:
             await self._llm.start_weight_update()
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
-            await self._llm.finish_weight_update(weight_version=str(version))
+            if files.base is not None:
+                info = {"path": str(files.base), "identity": list(files.identity)}
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+            await self._llm.finish_weight_update(weight_version=str(version))  # vLLM drops its adapters with it
+            if files.adapters is not None:
+                await self._llm.add_lora(load_request(files.adapters))
             await self._llm.resume_generation()
         finally:
             self._updating = False

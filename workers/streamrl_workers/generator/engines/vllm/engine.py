@@ -34,11 +34,12 @@ from streamrl_workers.generator.engines.requests import (
     Requests,
     limit_tokens,
 )
-from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission
+from streamrl_workers.generator.engines.vllm.adapters import write_adapters
+from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission, WeightFiles
 from streamrl_workers.generator.engines.vllm.options import engine_arguments
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
-from streamrl_workers.models.published import Parameters, as_tensor
+from streamrl_workers.models.published import Adapter, Parameters, as_tensor, is_loaded, split
 from streamrl_workers.models.rope import rope_switch
 from streamrl_workers.models.side_path import side_path_of
 from streamrl_workers.weights.hashing import TensorBytes
@@ -76,6 +77,8 @@ class VllmEngine:
         self._core = core
         self._requests = requests
         self._expected = checked
+        self._base: Mapping[str, TensorBytes] = {}
+        """In vLLM, if it came with adapters: the pull holds its buffers too."""
         self._metrics = _Metrics(labels)
         self._sequences: dict[int, ActiveSequence] = {}  # by lease
         self._age = itertools.count()
@@ -114,17 +117,18 @@ class VllmEngine:
         self._core.cancel(known)
 
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
-        self._expected.check(tensors)
+        base, adapters = split(tensors)
+        self._expected.check(base)
+        known = bool(adapters) and is_loaded(base, loaded=self._base)
         with tempfile.TemporaryDirectory(prefix="streamrl-weights-", dir=_place(tensors)) as folder:
-            path = Path(folder) / "model.safetensors"
-            save_file({name: as_tensor(published) for name, published in tensors.items()}, path)
-            identity = file_identity(path)
+            files = _write(Path(folder), base=None if known else base, adapters=adapters)
             paused_s = time.monotonic()  # until here it has generated on
             self._core.pause()
             late = self._deltas(self._core.outputs(timeout_s=0.0))
-            self._core.update(version=version, path=path, identity=identity)
+            self._core.update(files, version=version)
         self.last_pause_s = time.monotonic() - paused_s
         self.version = version
+        self._base = base if adapters else {}
         return late
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
@@ -194,6 +198,19 @@ def sampling_params(sampling: pb.Sampling, *, end_ids: frozenset[int], max_token
     )
 
 
+def _write(folder: Path, *, base: Mapping[str, TensorBytes] | None, adapters: Mapping[str, Adapter]) -> WeightFiles:
+    """Into the folder what vLLM is to load."""
+    size_bytes, path, identity, apart = 0, None, [], None
+    if base is not None:
+        path = folder / "model.safetensors"
+        save_file({name: as_tensor(published) for name, published in base.items()}, path)
+        identity, size_bytes = file_identity(path), path.stat().st_size
+    if adapters:
+        apart = folder / "adapters"
+        size_bytes += write_adapters(apart, adapters)
+    return WeightFiles(base=path, identity=identity, adapters=apart, size_bytes=size_bytes)
+
+
 def _place(tensors: Mapping[str, TensorBytes]) -> Path | None:
     """Shared memory where the weights fit there twice, else the folder for temporary files."""
     if not _SHARED_MEMORY.is_dir():
@@ -217,6 +234,16 @@ def _limit_tokens(config: PreTrainedConfig, *, max_tokens: int) -> int:
     return min(limit, switch)
 
 
+def _adapted(options: EngineOptions) -> list[str]:
+    """Layers whose adapters come beside the base."""
+    if options.lora is None:
+        return []
+    from streamrl_workers.models.lora import adapted_layers  # peft is loaded where it is asked for
+
+    assert options.model_path is not None
+    return adapted_layers(options.model_path, options.lora)
+
+
 def create(options: EngineOptions) -> VllmEngine:
     """Start vLLM. Raises UserError for a model or arguments that it does not take, EngineFailedError where it does not start."""
     assert options.model_path is not None and isinstance(options.spec, VllmSpec)
@@ -226,8 +253,9 @@ def create(options: EngineOptions) -> VllmEngine:
         raise ValueError("it has a side path, which engine vllm does not compute; use engine hf")
     tokenizer = load_tokenizer(options.model_path)
     limit = _limit_tokens(model.config, max_tokens=options.max_tokens)
-    arguments = AsyncEngineArgs(**engine_arguments(options, limit_tokens=limit))
-    core = AsyncEngine(arguments, probe_timeout_s=options.probe_timeout_s, failed=options.failed)
+    adapted = _adapted(options)
+    arguments = AsyncEngineArgs(**engine_arguments(options, limit_tokens=limit, adapted=adapted))
+    core = AsyncEngine(arguments, probe_timeout_s=options.probe_timeout_s, failed=options.failed, adapted=adapted)
     requests = Requests(
         tokenizer=tokenizer,
         end_ids=frozenset(end_tokens(Path(options.model_path), tokenizer)),

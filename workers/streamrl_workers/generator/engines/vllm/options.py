@@ -7,8 +7,9 @@ import dataclasses
 import importlib.util
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -16,6 +17,7 @@ from streamrl.errors import UserError
 from streamrl.spec.base import parse_bytes
 from streamrl.spec.generators import Speculation
 from streamrl.spec.generators import VllmEngineSpec as VllmSpec
+from streamrl.spec.training import Lora
 from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.generator.engines.vllm.plugin import PLUGIN, WEIGHT_ENGINE
 
@@ -49,11 +51,16 @@ def set_environment(*, threads: int | None, traced: bool = False) -> None:
         )
 
 
-def engine_arguments(options: EngineOptions, *, limit_tokens: int) -> dict[str, Any]:
-    """Arguments of vLLM's `AsyncEngineArgs`; `limit_tokens`: prompt and completion of the model at most.
+def engine_arguments(options: EngineOptions, *, limit_tokens: int, adapted: Sequence[str] = ()) -> dict[str, Any]:
+    """Arguments of vLLM's `AsyncEngineArgs`.
+
+    Args:
+        options: of the engine.
+        limit_tokens: prompt and completion of the model at most.
+        adapted: layers that get adapters beside the base.
 
     Raises:
-        UserError: `extraArgs` names what vLLM does not know, or what is not the job's to say.
+        UserError: `extraArgs` names what vLLM does not know, or what is not the job's to say; vLLM has no adapters of this rank.
     """
     spec = options.spec
     assert isinstance(spec, VllmSpec)
@@ -76,6 +83,7 @@ def engine_arguments(options: EngineOptions, *, limit_tokens: int) -> dict[str, 
         "weight_transfer_config": {"backend": WEIGHT_ENGINE},
         "otlp_traces_endpoint": options.traces_endpoint,
         "speculative_config": _speculative(spec.speculative),
+        **_adapters(options.lora, adapted),
     }
     chosen: dict[str, Any] = {"max_model_len": limit_tokens, "gpu_memory_utilization": spec.gpu_memory_percent / 100}
     if spec.kv_cache_bytes is not None:
@@ -102,6 +110,29 @@ def _check_length(length: object, *, limit_tokens: int) -> None:
             got=length,
             fix="lower it, or leave it out",
         )
+
+
+def _adapters(lora: Lora | None, layers: Sequence[str]) -> dict[str, Any]:
+    """vLLM's arguments for one adapter on these layers; without `lora` for none."""
+    if lora is None:
+        return {"enable_lora": False}
+    from vllm.config.lora import MaxLoRARanks
+
+    ranks = [rank for rank in get_args(MaxLoRARanks) if rank >= lora.rank]
+    if not ranks:
+        raise UserError(
+            field="spec.trainer.lora.rank",
+            rule=f"must be at most {max(get_args(MaxLoRARanks))} with engine vllm and precision BF16",
+            got=lora.rank,
+            fix="lower it, or take engine hf",
+        )
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": min(ranks),
+        "lora_dtype": "auto",
+        "lora_target_modules": sorted({layer.rpartition(".")[2] for layer in layers}),  # no others cost time
+    }
 
 
 def _speculative(chosen: Speculation | None) -> dict[str, Any] | None:

@@ -22,12 +22,15 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 
+from streamrl_workers.generator.engines.vllm.adapters import check_adapted
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
 
 
 @dataclass
 class FileInit(WeightTransferInitInfo):
-    """Nothing is agreed on beforehand."""
+    """What every version will bring."""
+
+    adapted: list[str] = field(default_factory=list)  # layers that get adapters beside the base
 
 
 @dataclass
@@ -45,7 +48,9 @@ class FileWeightEngine(WeightTransferEngine[FileInit, FileUpdate]):
     update_info_cls = FileUpdate
 
     def init_transfer_engine(self, init_info: FileInit) -> None:
-        """Nothing to do."""
+        """Raise ValueError for layers that cannot get their adapters."""
+        if init_info.adapted:
+            check_adapted(self.model, init_info.adapted)
 
     def start_weight_update(self) -> None:
         """Nothing to do: an update that has begun and not ended would break the next one."""
