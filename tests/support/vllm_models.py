@@ -47,15 +47,20 @@ def make(kind: str, *, seed: int) -> PreTrainedModel:
 
 def save(kind: str, folder: Path) -> Path:
     """Configuration and tokenizer, without weights: what a generator has."""
-    vocab = {char: index for index, char in enumerate(CHARS)} | {"<end>": END}
-    core = Tokenizer(models.WordLevel(vocab, unk_token="0"))
-    core.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
-    core.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>").save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
     model = make(kind, seed=0)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     return folder
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A token for each character, and one for the end."""
+    vocab = {char: index for index, char in enumerate(CHARS)} | {"<end>": END}
+    core = Tokenizer(models.WordLevel(vocab, unk_token="0"))
+    core.pre_tokenizer = pre_tokenizers.Split("", behavior="isolated")
+    core.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<end>")
 
 
 def published(model: PreTrainedModel) -> dict[str, TensorBytes]:

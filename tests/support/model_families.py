@@ -1,0 +1,114 @@
+"""Tiny models of every family that people train, with random weights: one row a family."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from support.vllm_models import CHARS, tokenizer
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": len(CHARS) + 1,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,  # vLLM's attention on CPUs takes no fewer
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,  # log-probs are spread: a wrong one shows
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One architecture: what its configuration says beyond the common sizes."""
+
+    model_type: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+_EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": False}
+_WINDOW = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
+_GEMMA = {
+    "query_pre_attn_scalar": 32,
+    "initializer_range": 0.08,
+}  # scaled embeddings that are the head too: 0.2 repeats the token
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family(model_type="llama", config={"tie_word_embeddings": False}),
+    "qwen2": Family(model_type="qwen2", config={"tie_word_embeddings": True}),
+    "qwen3": Family(model_type="qwen3", config={"tie_word_embeddings": False}),
+    "gemma2": Family(model_type="gemma2", config={**_WINDOW, **_GEMMA}),
+    "gemma3": Family(model_type="gemma3_text", config={**_WINDOW, **_GEMMA}),
+    "mistral": Family(model_type="mistral", config={"sliding_window": None}),
+    "phi3": Family(model_type="phi3", config={"original_max_position_embeddings": 256}),
+    "olmo2": Family(model_type="olmo2"),
+    "gpt_oss": Family(
+        model_type="gpt_oss",
+        config={
+            **_WINDOW,
+            **_EXPERTS,
+            "num_local_experts": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    ),
+    "qwen3_moe": Family(
+        model_type="qwen3_moe",
+        config={**_EXPERTS, "num_experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": True},
+    ),
+    "mixtral": Family(model_type="mixtral", config={**_EXPERTS, "num_local_experts": 4, "sliding_window": None}),
+    "deepseek_v3": Family(
+        model_type="deepseek_v3",
+        config={
+            "head_dim": 16,
+            "num_key_value_heads": 2,
+            "num_experts_per_tok": 2,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 32,
+            "kv_lora_rank": 32,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 32,
+            "v_head_dim": 32,
+        },
+    ),
+}
+"""By the name that tests and docs use."""
+
+
+def tiny_config(family: str) -> PreTrainedConfig:
+    """The configuration of a family's model."""
+    row = FAMILIES[family]
+    config: PreTrainedConfig = AutoConfig.for_model(row.model_type, **{**_SIZES, **row.config})
+    return config
+
+
+def tiny_model(family: str, *, seed: int = 0) -> PreTrainedModel:
+    """A model in float32. Parameters that start as zeros or ones (norms, biases, sinks) are moved, so that each of them shows."""
+    torch.manual_seed(seed)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(tiny_config(family), dtype=torch.float32)
+    with torch.no_grad():
+        for tensor in model.state_dict(keep_vars=True).values():
+            if tensor.unique().numel() == 1:
+                tensor.add_(torch.randn_like(tensor), alpha=0.1)
+    model.train(mode=False)
+    return model
+
+
+def save_tiny(family: str, directory: Path, *, seed: int = 0) -> Path:
+    """Write the model, its weights and a tokenizer; returns the folder."""
+    model = tiny_model(family, seed=seed)
+    model.save_pretrained(directory)
+    tokenizer().save_pretrained(directory)
+    return directory
