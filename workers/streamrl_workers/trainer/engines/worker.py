@@ -33,6 +33,7 @@ from streamrl.errors import UserError
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
+from streamrl_workers.models.checkpoint_layout import CheckpointLayout
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm, TokenBatch, TokenLoss
 from streamrl_workers.trainer.engines import model_files
 from streamrl_workers.trainer.engines.forward import (
@@ -143,6 +144,7 @@ class RankWorker:
         self._forward = Forward(models.model, temperature=self._temperature)
         self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
         self._critic_optimiser = _critic_optimiser(models, spec=spec)
+        self._layout = CheckpointLayout(models.model.config)
         self._base: dict[str, TensorBytes] | None = None  # what is not trained, as published; of rank 0
         self.begin(None)
 
@@ -248,10 +250,12 @@ class RankWorker:
         """
         del payload
         if self._base is None:
-            self._base = model_files.tensors(self._model, precision=self._precision, trained=False)
+            self._base = model_files.tensors(self._model, layout=self._layout, precision=self._precision, trained=False)
         if model_files.has_adapters(self._model):
-            return self._base | model_files.adapters(self._model)
-        return self._base | model_files.tensors(self._model, precision=self._precision, trained=True)
+            return self._base | model_files.adapters(self._model, layout=self._layout)
+        return self._base | model_files.tensors(
+            self._model, layout=self._layout, precision=self._precision, trained=True
+        )
 
     def save(self, directory: str) -> None:
         """Models, optimisers, random state."""
