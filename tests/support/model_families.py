@@ -25,6 +25,16 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": None,
 }
 
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150_000.0,
+    "factor": 2.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 128,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
@@ -56,7 +66,7 @@ FAMILIES: dict[str, Family] = {
             **_WINDOW,
             **_EXPERTS,
             "num_local_experts": 4,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+            "rope_parameters": _YARN,
         },
     ),
     "qwen3_moe": Family(
@@ -67,7 +77,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v3": Family(
         model_type="deepseek_v3",
         config={
-            "head_dim": 16,
+            "head_dim": 64,
             "num_key_value_heads": 2,
             "num_experts_per_tok": 2,
             "n_routed_experts": 4,
@@ -77,10 +87,12 @@ FAMILIES: dict[str, Family] = {
             "moe_intermediate_size": 32,
             "first_k_dense_replace": 1,
             "q_lora_rank": 32,
-            "kv_lora_rank": 32,
-            "qk_rope_head_dim": 16,
+            "kv_lora_rank": 512,  # with the next the only sizes that vLLM's MLA knows
+            "qk_rope_head_dim": 64,
             "qk_nope_head_dim": 32,
             "v_head_dim": 32,
+            "topk_method": "noaux_tc",  # in the released configuration; transformers itself does not read it
+            "scoring_func": "sigmoid",
         },
     ),
 }

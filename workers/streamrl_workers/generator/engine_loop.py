@@ -244,14 +244,14 @@ class EngineLoop:
         """Runs in the engine's thread. Returns the last deltas of the old weights, and "" or what went wrong.
 
         Raises:
-            UserError: the engine refuses the first weights of all; it would refuse the next ones too.
+            UserError: the engine refuses the first weights of all, or cannot keep the old ones; it would refuse the next ones too.
         """
         try:
             return self._engine.load_weights(version=pulled.version.step, tensors=pulled.tensors), ""
+        except UserError:
+            raise
         except ValueError as error:
             if self._engine.version is None:
-                if isinstance(error, UserError):
-                    raise
                 raise UserError(
                     field="spec.generators[].engine",
                     rule=f"cannot run the weights of spec.model: {error}",

@@ -35,8 +35,9 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from streamrl.errors import UserError, shorten
 from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
-from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE
+from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE, refusal_in
 from streamrl_workers.generator.engines.vllm.start_errors import start_error
 
 _T = TypeVar("_T")
@@ -272,6 +273,13 @@ class AsyncEngine:
         except EngineFailedError:
             raise
         except Exception as error:
+            if reason := refusal_in(str(error)):
+                self._fault = f"vLLM refuses the weights: {reason}"
+                raise UserError(
+                    field="spec.generators[].engine.vllm",
+                    rule=f"cannot run the weights of spec.model: {shorten(reason)}",
+                    fix="take engine hf, or a model that vLLM supports",
+                ) from error
             dead = isinstance(error, EngineDeadError)
             self._fail("a process of vLLM has ended" if dead else f"{what} broke in the middle: {_line(error)}")
             raise EngineFailedError(self._fault) from error
