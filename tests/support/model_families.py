@@ -38,9 +38,13 @@ _YARN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One architecture: what its configuration says beyond the common sizes."""
+    """One architecture: what its configuration says beyond the common sizes, and who runs it.
+
+    The trainer and the engine hf run all of them.
+    """
 
     model_type: str
+    vllm_refusal: str | None = None  # the line with which vLLM's CPU build is refused; None: it runs the family
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -76,6 +80,7 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(model_type="mixtral", config={**_EXPERTS, "num_local_experts": 4, "sliding_window": None}),
     "deepseek_v3": Family(
         model_type="deepseek_v3",
+        vllm_refusal="engine.vllm: must run a model without multi-head latent attention on CPUs",
         config={
             "head_dim": 64,
             "num_key_value_heads": 2,

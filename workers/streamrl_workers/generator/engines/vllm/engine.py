@@ -33,7 +33,7 @@ from streamrl_workers.generator.engines.requests import (
     limit_tokens,
 )
 from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission
-from streamrl_workers.generator.engines.vllm.options import engine_arguments
+from streamrl_workers.generator.engines.vllm.options import engine_arguments, refuse_latent_attention_on_cpus
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
 from streamrl_workers.models.published import Parameters, as_tensor
@@ -203,6 +203,7 @@ def create(options: EngineOptions) -> VllmEngine:
         model = load_structure(options.model_path, dtype=DTYPES[options.precision])
     if side_path_of(model.config) is not None:
         raise ValueError("it has a side path, which engine vllm does not compute; use engine hf")
+    refuse_latent_attention_on_cpus(model.config)
     tokenizer = load_tokenizer(options.model_path)
     limit = limit_tokens(model.config)
     arguments = AsyncEngineArgs(**engine_arguments(options, limit_tokens=limit))

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import re
 import signal
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ ENV_FAULT_FILE = "STREAMRL_VLLM_FAULT_FILE"
 _REFUSALS = (ValueError, TypeError)
 """How vLLM says that it cannot do what it was asked for."""
 _REFUSED = re.compile(r"\[weights refused: (?P<reason>.*)\]")
+_REASON_CHARS = 300
 _PR_SET_PDEATHSIG = 1
 
 
@@ -48,7 +50,7 @@ def file_identity(path: Path) -> list[int]:
 
 def refused(reason: str) -> str:
     """Return the text of an error that would come again with the same weights: it crosses processes as text alone."""
-    return f"[weights refused: {' '.join(reason.split())}]"
+    return f"[weights refused: {textwrap.shorten(reason, _REASON_CHARS, placeholder='…')}]"
 
 
 def refusal_in(text: str) -> str | None:
