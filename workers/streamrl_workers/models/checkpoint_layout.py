@@ -23,7 +23,7 @@ from streamrl_workers.models.load import structure_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _TensorView:
     name: str  # in the checkpoint
     whole: bool  # it is the tensor itself
     shape: torch.Size
@@ -46,10 +46,10 @@ class CheckpointLayout:
         with torch.device("meta"):
             model = structure_of(copy.deepcopy(config))
         state = {name: torch.empty(t.shape, device="meta") for name, t in model.state_dict().items()}
-        with _Views(), torch.no_grad():
+        with _WithoutCopies(), torch.no_grad():
             saved = revert_weight_conversion(model, dict(state))
         names = {id(tensor): name for name, tensor in state.items()}
-        self._parts: dict[str, list[_Part]] = {name: [] for name in state}
+        self._parts: dict[str, list[_TensorView]] = {name: [] for name in state}
         for name, tensor in saved.items():
             own = names.get(id(tensor)) or names.get(id(tensor._base))
             if own is None:
@@ -58,7 +58,7 @@ class CheckpointLayout:
                     rule=f"must be saved in parts of its own tensors; {config.model_type} is not: {name}",
                     fix="take another model",
                 )
-            part = _Part(
+            part = _TensorView(
                 name=name,
                 whole=tensor is state[own],
                 shape=tensor.shape,
@@ -83,7 +83,7 @@ class CheckpointLayout:
         return first.name
 
 
-class _Views(TorchFunctionMode):
+class _WithoutCopies(TorchFunctionMode):
     """Leaves out the copies that transformers makes before it writes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's

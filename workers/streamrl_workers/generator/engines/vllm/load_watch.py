@@ -77,11 +77,11 @@ class LoadWatch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's
 
     def fault(self) -> str | None:
         """Return what was left out, after all is loaded; None: nothing."""
-        whole = {self._tied.get(found.path) for found in self._parameters.values() if found.complete}
+        whole = {self._tensor_of(found) for found in self._parameters.values() if found.complete}
         missing = [
             found.path
             for found in self._parameters.values()
-            if not found.complete and self._tied.get(found.path) not in whole
+            if not found.complete and self._tensor_of(found) not in whole
         ]
         if missing:
             return f"vLLM's parameters received not all of their values: {_few(missing)}"
@@ -117,6 +117,10 @@ class LoadWatch(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch's
             return
         if self._current is not None:
             self._unused.pop(_storage(self._current[1]), None)
+
+    def _tensor_of(self, found: _Parameter) -> int | str:
+        """Return what tied parameters have in common."""
+        return self._tied.get(found.path, found.path)
 
     def _watch_loader(self, module: torch.nn.Module, parameter: torch.nn.Parameter) -> None:
         loader: Callable[..., Any] | None = getattr(parameter, "weight_loader", None)
