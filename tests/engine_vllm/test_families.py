@@ -86,7 +86,7 @@ def with_a_bias(tensors: Tensors) -> Tensors:
 
 def with_unknown_experts(tensors: Tensors) -> Tensors:
     """As transformers' modules name them."""
-    return tensors | {"model.layers.1.mlp.experts.gate_up_projs": tensors[EXPERT]}
+    return tensors | {"model.layers.1.mlp.experts.gate_up_projs": as_bytes(as_tensor(tensors[EXPERT]).clone())}
 
 
 BROKEN = [
