@@ -86,10 +86,9 @@ def random_model(folder: Path) -> Any:  # noqa: ANN401 - transformers'
 
 
 def published(folder: Path) -> dict[str, TensorBytes]:
-    """Random weights in main memory, tied ones once, as a trainer publishes them; the device is empty again."""
+    """Random weights in main memory, as a trainer publishes them; the device is empty again."""
     model = random_model(folder)
-    names = dict(model.named_parameters()).keys()
-    tensors = {name: tensor for name, tensor in Parameters(model).snapshot().items() if name in names}
+    tensors = Parameters(model).snapshot()
     del model
     empty_cache()
     return tensors

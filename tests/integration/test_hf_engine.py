@@ -18,6 +18,7 @@ from streamrl_workers.generator.engines.base import Delta, EngineOptions
 from streamrl_workers.generator.engines.hf import runner
 from streamrl_workers.generator.engines.hf.engine import HfEngine
 from streamrl_workers.generator.engines.hf.kv_cache import LengthBucket
+from streamrl_workers.models.published import Parameters
 from streamrl_workers.stream.packing import count_32, unpack_int32
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
 from support import engine_requests
@@ -63,11 +64,7 @@ def tiny(seed: int, *, spread: float = 0.08) -> Qwen2ForCausalLM:
 
 
 def published(model: PreTrainedModel) -> dict[str, TensorBytes]:
-    raw = {name: t.detach().contiguous() for name, t in model.state_dict().items()}
-    return {
-        name: TensorBytes(str(t.dtype)[6:], tuple(t.shape), memoryview(t.view(-1).view(torch.uint8).numpy().tobytes()))
-        for name, t in raw.items()
-    }
+    return Parameters(model).snapshot()
 
 
 @pytest.fixture(scope="module")
@@ -414,11 +411,14 @@ def test_weights_that_do_not_fit_change_nothing(model: Qwen2ForCausalLM, tokeniz
     assert (engine.version, held(engine)) == (1, before)
 
 
-def test_tied_tensors_may_be_published_once(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    engine = engine_for(model, tokenizer)
-    once = {name: tensor for name, tensor in published(model).items() if name != "lm_head.weight"}
-    engine.load_weights(version=2, tensors=once)
-    assert held(engine) == tensors_hash(published(model))
+def test_tied_tensors_may_be_published_once_or_twice(
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    engine, once = engine_for(tiny(7), tokenizer), published(model)
+    assert "lm_head.weight" not in once
+    for version, tensors in ((2, once), (3, once | {"lm_head.weight": once["model.embed_tokens.weight"]})):
+        engine.load_weights(version=version, tensors=tensors)
+        assert held(engine) == tensors_hash(once)
 
 
 def test_created_from_a_folder(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, tmp_path: object) -> None:

@@ -25,12 +25,26 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": None,
 }
 
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150_000.0,
+    "factor": 2.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 128,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One architecture: what its configuration says beyond the common sizes."""
+    """One architecture: what its configuration says beyond the common sizes, and who runs it.
+
+    The trainer and the engine hf run all of them.
+    """
 
     model_type: str
+    vllm_refusal: str | None = None  # the line with which vLLM's CPU build is refused; None: it runs the family
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -54,6 +68,7 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family(model_type="phi3", config={"original_max_position_embeddings": 256}),
     LONGROPE: Family(
         model_type="phi3",
+        vllm_refusal="spec.task.sampling.maxTokens: must be below 32 with engine vllm",
         config={
             "original_max_position_embeddings": 32,
             "rope_parameters": {
@@ -71,7 +86,7 @@ FAMILIES: dict[str, Family] = {
             **_WINDOW,
             **_EXPERTS,
             "num_local_experts": 4,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+            "rope_parameters": _YARN,
         },
     ),
     "qwen3_moe": Family(
@@ -81,8 +96,9 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(model_type="mixtral", config={**_EXPERTS, "num_local_experts": 4, "sliding_window": None}),
     "deepseek_v3": Family(
         model_type="deepseek_v3",
+        vllm_refusal="engine.vllm: must run a model without multi-head latent attention on CPUs",
         config={
-            "head_dim": 16,
+            "head_dim": 64,
             "num_key_value_heads": 2,
             "num_experts_per_tok": 2,
             "n_routed_experts": 4,
@@ -92,10 +108,12 @@ FAMILIES: dict[str, Family] = {
             "moe_intermediate_size": 32,
             "first_k_dense_replace": 1,
             "q_lora_rank": 32,
-            "kv_lora_rank": 32,
-            "qk_rope_head_dim": 16,
+            "kv_lora_rank": 512,  # with the next the only sizes that vLLM's MLA knows
+            "qk_rope_head_dim": 64,
             "qk_nope_head_dim": 32,
             "v_head_dim": 32,
+            "topk_method": "noaux_tc",  # in the released configuration; transformers itself does not read it
+            "scoring_func": "sigmoid",
         },
     ),
 }

@@ -250,8 +250,8 @@ class EngineLoop:
         """Runs in the engine's thread. Returns the last deltas of the old weights, and "" or what went wrong.
 
         Raises:
-            UserError: the engine refuses the first weights of all, or computes other log-probs with them than the trainer; it would do
-                so with the next ones too.
+            UserError: the engine refuses the first weights of all, computes other log-probs with them than the trainer, or cannot keep the
+                old ones; it would do so with the next ones too.
         """
         try:
             tensors, probe = take_probe(pulled.tensors)

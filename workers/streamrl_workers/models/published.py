@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
+from streamrl_workers.models.checkpoint_layout import CheckpointLayout
 from streamrl_workers.weights.hashing import TensorBytes
 
 LORA_A, LORA_B, LORA_SCALING = ":lora_A", ":lora_B", ":lora_scaling"
@@ -49,11 +50,17 @@ _SHOWN_NAMES = 3
 
 
 class Parameters:
-    """A model's tensors by the names of its `state_dict()`. Where two names share a tensor (tied embeddings), either or both may be published."""
+    """A model's tensors by their names in a checkpoint. Where two names share a tensor (tied embeddings), either or both may be published."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         """`model` may be on the device `meta`, if it is only compared with."""
-        self._tensors: dict[str, torch.Tensor] = model.state_dict(keep_vars=True)
+        layout = CheckpointLayout(model.config)
+        self._owners: dict[str, torch.Tensor] = {}
+        self._tensors: dict[str, torch.Tensor] = {}  # views into the owners
+        with torch.no_grad():
+            for own, tensor in model.state_dict(keep_vars=True).items():
+                for name, part in layout.parts(own, tensor):
+                    self._owners[name], self._tensors[name] = tensor, part
 
     def check(self, tensors: Mapping[str, TensorBytes]) -> None:
         """Raise ValueError unless `tensors` are the whole model."""
@@ -68,8 +75,8 @@ class Parameters:
                 )
             if published.data.nbytes != target.nbytes:
                 raise ValueError(f"tensor {name} has {published.data.nbytes} bytes, its shape needs {target.nbytes}")
-        covered = {id(self._tensors[name]) for name in tensors}
-        if missing := {name for name, tensor in self._tensors.items() if id(tensor) not in covered}:
+        covered = {self._place(name) for name in tensors}
+        if missing := {name for name in self._tensors if self._place(name) not in covered}:
             raise ValueError(f"weights lack tensors of the model: {_few(missing)}")
 
     @torch.inference_mode()
@@ -81,8 +88,15 @@ class Parameters:
 
     @torch.inference_mode()
     def snapshot(self) -> dict[str, TensorBytes]:
-        """A copy of the bytes now in the model, under all names."""
-        return {name: as_bytes(tensor.clone()) for name, tensor in self._tensors.items()}
+        """Return a copy of the bytes now in the model, as they are published: tied tensors once."""
+        first = {self._place(name): name for name in reversed(self._tensors)}
+        return {
+            name: as_bytes(self._tensors[name].clone()) for name in self._tensors if first[self._place(name)] == name
+        }
+
+    def _place(self, name: str) -> tuple[int, int]:
+        """Return what two names of a shared tensor have in common."""
+        return id(self._owners[name]), int(self._tensors[name].storage_offset())
 
 
 def _few(names: Collection[str]) -> str:

@@ -43,6 +43,15 @@ def announced(step: int) -> pb.WeightsAvailable:
     )
 
 
+class HalfLoaded(SimulatedEngine):
+    """Cannot keep its old weights when it refuses the next."""
+
+    def load_weights(self, *, version, tensors):
+        if version > 0:
+            raise UserError(field="engine.vllm", rule="cannot run the weights of spec.model: an expert was left out")
+        return super().load_weights(version=version, tensors=tensors)
+
+
 class Gated(Choosy):
     """Is in a step until it is let go."""
 
@@ -94,6 +103,16 @@ async def test_an_engine_that_refuses_the_first_weights_ends_as_the_users_error(
     async with running() as (loop, _, task):
         loop.announce(announced(2))
         with pytest.raises(UserError, match=r"spec\.generators.*shape of w differs"):
+            async with asyncio.timeout(DEADLINE_S):
+                await task
+
+
+async def test_an_engine_that_cannot_keep_the_old_weights_ends_as_the_users_error():
+    async with running(HalfLoaded) as (loop, outbox, task):
+        loop.announce(announced(0))
+        await heard(outbox)
+        loop.announce(announced(1))
+        with pytest.raises(UserError, match="an expert was left out"):
             async with asyncio.timeout(DEADLINE_S):
                 await task
 

@@ -31,8 +31,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from streamrl.errors import UserError
+from streamrl_workers.models.checkpoint_layout import CheckpointLayout
 from streamrl_workers.models.load import structure_of
-from streamrl_workers.models.published import as_bytes, as_tensor, merged
+from streamrl_workers.models.published import Parameters, as_bytes, as_tensor, merged
 from streamrl_workers.models.side_path import save_with_side_path, side_path_of
 from streamrl_workers.trainer.engines.sharding import Precision, begin_row, full, local, published_dtype, rank_of
 from streamrl_workers.weights.hashing import TensorBytes
@@ -63,21 +64,35 @@ def load(directory: Path, *, model: torch.nn.Module, optimiser: torch.optim.Opti
 
 
 def tensors(
-    model: torch.nn.Module, *, precision: Precision = "FP32", trained: bool | None = None
+    model: PreTrainedModel,
+    *,
+    layout: CheckpointLayout | None = None,
+    precision: Precision = "FP32",
+    trained: bool | None = None,
 ) -> dict[str, TensorBytes]:
-    """A copy of every tensor of the model by name; of names that share one storage, the first. Adapters are left out.
+    """A copy of every tensor of the model as a checkpoint has it; of names that share one storage, the first. Adapters are left out.
 
-    `trained`: those with a gradient only, or the others only.
+    `layout`: of the model's configuration. `trained`: those with a gradient only, or the others only.
     """
+    layout = layout or CheckpointLayout(model.config)
     dtype = published_dtype(precision)
     writes = rank_of() == 0
-    return {name: _bytes_of(tensor, dtype) for name, tensor in _plain_tensors(model, trained=trained) if writes}
+    return {
+        name: _bytes_of(part, dtype)
+        for own, tensor in _plain_tensors(model, trained=trained)
+        if writes
+        for name, part in layout.parts(own, tensor)
+    }
 
 
-def adapters(model: torch.nn.Module) -> dict[str, TensorBytes]:
+def adapters(model: PreTrainedModel, *, layout: CheckpointLayout | None = None) -> dict[str, TensorBytes]:
     """A copy of every adapter in float32, as `models/published.py` names them."""
+    layout = layout or CheckpointLayout(model.config)
     writes = rank_of() == 0
-    return {name: _bytes_of(tensor, torch.float32) for name, tensor in _lora().adapters(model) if writes}
+    named = ((name.partition(":"), tensor) for name, tensor in _lora().adapters(model) if writes)
+    return {
+        layout.name_of(own) + colon + part: _bytes_of(tensor, torch.float32) for (own, colon, part), tensor in named
+    }
 
 
 def has_adapters(model: torch.nn.Module) -> bool:
@@ -140,9 +155,7 @@ def _lora() -> ModuleType:
 def _plain(model: PreTrainedModel, whole: Mapping[str, TensorBytes], *, dtype: torch.dtype) -> PreTrainedModel:
     """The same model, neither sharded nor adapted."""
     plain = structure_of(model.config, dtype=dtype)
-    known = plain.state_dict()
-    for name, tensor in whole.items():
-        known[name].copy_(as_tensor(tensor))
+    Parameters(plain).load({name: as_bytes(as_tensor(tensor).to(dtype)) for name, tensor in whole.items()})
     return plain
 
 

@@ -36,6 +36,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
+from streamrl_workers.models.checkpoint_layout import CheckpointLayout
 from streamrl_workers.models.probe import (
     LONG_TOKENS,
     PROBE_TEXT,
@@ -160,6 +161,7 @@ class RankWorker:
         self._family = str(models.model.config.model_type)
         self._probe = _probe_tokens(models, spec=spec)
         self._proved = False
+        self._layout = CheckpointLayout(models.model.config)
         self._base: dict[str, TensorBytes] | None = None  # what is not trained, as published; of rank 0
         self.begin(None)
 
@@ -265,10 +267,12 @@ class RankWorker:
         """
         del payload
         if self._base is None:
-            self._base = model_files.tensors(self._model, precision=self._precision, trained=False)
+            self._base = model_files.tensors(self._model, layout=self._layout, precision=self._precision, trained=False)
         if model_files.has_adapters(self._model):
-            return self._base | model_files.adapters(self._model)
-        return self._base | model_files.tensors(self._model, precision=self._precision, trained=True)
+            return self._base | model_files.adapters(self._model, layout=self._layout)
+        return self._base | model_files.tensors(
+            self._model, layout=self._layout, precision=self._precision, trained=True
+        )
 
     def probe(self, payload: None) -> dict[str, TensorBytes]:
         """Log-probs of fixed tokens as `models/probe.py` publishes them; of rank 0, and a collective."""

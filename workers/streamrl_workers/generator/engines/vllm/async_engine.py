@@ -36,9 +36,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from streamrl.errors import UserError
 from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
 from streamrl_workers.generator.engines.vllm.adapters import REQUEST, load_request
-from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE
+from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE, refusal_in
 from streamrl_workers.generator.engines.vllm.start_errors import start_error
 
 _T = TypeVar("_T")
@@ -299,6 +300,15 @@ class AsyncEngine:
         except EngineFailedError:
             raise
         except Exception as error:
+            if reason := refusal_in(str(error)):
+                self._fault = (
+                    f"vLLM refuses the weights: {reason}"  # `failed` is not called: it would start the process again
+                )
+                raise UserError(
+                    field="engine.vllm",
+                    rule=f"cannot run the weights of spec.model: {reason}",
+                    fix="take engine hf, or a model that vLLM supports",
+                ) from error
             dead = isinstance(error, EngineDeadError)
             self._fail("a process of vLLM has ended" if dead else f"{what} broke in the middle: {_line(error)}")
             raise EngineFailedError(self._fault) from error

@@ -36,7 +36,7 @@ from streamrl_workers.generator.engines.requests import (
 )
 from streamrl_workers.generator.engines.vllm.adapters import write_adapters
 from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission, WeightFiles
-from streamrl_workers.generator.engines.vllm.options import engine_arguments
+from streamrl_workers.generator.engines.vllm.options import engine_arguments, refuse_latent_attention_on_cpus
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
 from streamrl_workers.models.published import Adapter, Parameters, as_tensor, is_loaded, split
@@ -251,6 +251,7 @@ def create(options: EngineOptions) -> VllmEngine:
         model = load_structure(options.model_path, dtype=DTYPES[options.precision])
     if side_path_of(model.config) is not None:
         raise ValueError("it has a side path, which engine vllm does not compute; use engine hf")
+    refuse_latent_attention_on_cpus(model.config)
     tokenizer = load_tokenizer(options.model_path)
     limit = _limit_tokens(model.config, max_tokens=options.max_tokens)
     adapted = _adapted(options)

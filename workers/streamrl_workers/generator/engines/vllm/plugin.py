@@ -8,7 +8,9 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import signal
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ ENV_FAULT_FILE = "STREAMRL_VLLM_FAULT_FILE"
 
 _REFUSALS = (ValueError, TypeError)
 """How vLLM says that it cannot do what it was asked for."""
+_REFUSED = re.compile(r"\[weights refused: (?P<reason>.*)\]")
+_REASON_CHARS = 300
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,6 +46,17 @@ def file_identity(path: Path) -> list[int]:
     """Tells a file from every other one, and from itself once somebody has written to it."""
     found = path.stat()
     return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
+
+
+def refused(reason: str) -> str:
+    """Return the text of an error that would come again with the same weights: it crosses processes as text alone."""
+    return f"[weights refused: {textwrap.shorten(reason, _REASON_CHARS, placeholder='…')}]"
+
+
+def refusal_in(text: str) -> str | None:
+    """Return the reason that `refused` put into the text of an error."""
+    found = _REFUSED.search(text)
+    return found["reason"] if found else None
 
 
 class FirstFault(logging.Handler):

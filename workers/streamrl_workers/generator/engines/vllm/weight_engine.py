@@ -4,7 +4,9 @@ Runs in vLLM's worker process, while nothing is generated. So nothing is hashed 
 written them to a file of its own, and it is that file (`file_identity`). All happens in one `update_weights` call. A fault may leave the
 model half loaded: then the engine is given up (`async_engine.py`).
 
-Invariant: what goes into the model is the file that the generator has written from verified bytes (invariant 4), as it was written.
+Invariants:
+- What goes into the model is the file that the generator has written from verified bytes (invariant 4), as it was written.
+- Every parameter of the model is loaded whole, and every tensor of the file is used (`load_watch.py`): an update that leaves one out is refused.
 """
 
 from collections.abc import Iterator
@@ -18,12 +20,12 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import (
     finalize_layerwise_reload,
-    get_layerwise_info,
     initialize_layerwise_reload,
 )
 
 from streamrl_workers.generator.engines.vllm.adapters import check_adapted
-from streamrl_workers.generator.engines.vllm.plugin import file_identity
+from streamrl_workers.generator.engines.vllm.load_watch import LoadWatch, tied_parameters
+from streamrl_workers.generator.engines.vllm.plugin import file_identity, refused
 
 
 @dataclass
@@ -76,17 +78,29 @@ class FileWeightEngine(WeightTransferEngine[FileInit, FileUpdate]):
             self._reload((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - it is no mapping
 
     def _reload(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """vLLM's layer-wise reload: each module is made anew as soon as its last tensor has come."""
+        """vLLM's layer-wise reload: each module is made anew as soon as its last tensor has come. Raises ValueError for what was left out."""
+        tied = tied_parameters(self.model)
         initialize_layerwise_reload(self.model)
+        watch = LoadWatch(self.model, tied=tied)
         try:
-            self.model.load_weights(tensors)
-            partly = [name for name, module in self.model.named_modules() if _partly_loaded(module)]
+            with watch:
+                self.model.load_weights(watch.watched(tensors))
+        except (LookupError, TypeError, ValueError, AttributeError, AssertionError) as error:  # as at every restart
+            raise ValueError(refused(f"{watch.current or 'the weights'}: {type(error).__name__}: {error}")) from error
         finally:
             finalize_layerwise_reload(self.model, self.model_config)
-        if partly:
-            raise RuntimeError(f"modules were loaded in part only: {', '.join(partly[:4])}")
+        if fault := watch.fault():
+            raise ValueError(refused(fault))
         if self.device.type == "cpu":
+            self._pack_experts()
             self._pack_tied_head()
+
+    def _pack_experts(self) -> None:
+        """On CPUs vLLM packs the experts of a layer at their first load only, and computes with what it packed."""
+        for module in self.model.modules():
+            kernel = getattr(getattr(module, "quant_method", None), "moe_kernel", None)
+            if kernel is not None:
+                kernel.fused_experts.process_weights_after_loading(module)
 
     def _pack_tied_head(self) -> None:
         """On CPUs vLLM computes with a packed copy of each weight. A head that shares the embedding's weight has no tensor of its own
@@ -99,9 +113,3 @@ class FileWeightEngine(WeightTransferEngine[FileInit, FileUpdate]):
         for module in self.model.modules():
             if isinstance(module, ParallelLMHead) and module.weight.data_ptr() in embeddings:
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
-
-
-def _partly_loaded(module: torch.nn.Module) -> bool:
-    """Some, but not all of the module's values have come. An embedding is padded beyond the vocabulary, so never whole."""
-    info = get_layerwise_info(module)
-    return 0 < info.load_numel < (info.load_numel_total or 0) and not isinstance(module, VocabParallelEmbedding)
