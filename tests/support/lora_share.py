@@ -39,7 +39,8 @@ def case_folder(folder: Path, **sizes: Any) -> Path:
     }
     model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(CHARS) + 1, **(shape | sizes)))
     model.bfloat16().float().save_pretrained(folder)
-    return tokenizer().save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
 
 
 def bf16_job(learning_rate: float, *, engine: dict[str, Any], lora: dict[str, Any] = LORA) -> RLJobSpec:
