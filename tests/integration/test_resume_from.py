@@ -181,9 +181,7 @@ def test_weights_that_do_not_fit_the_jobs_model_are_refused_in_one_line(tmp_path
     old = LocalRun.start(small(tmp_path), folder=tmp_path / "old", base_dir=tmp_path)
     assert old.wait_end() == 0, old.logs()
     checkpoints = {"claimName": "kept"}
-    wider = small(
-        tmp_path, "spec.model.scratch.intermediateSize=128", "spec.pipeline.steps=2", resumeFrom=checkpoints
-    )
+    wider = small(tmp_path, "spec.model.scratch.intermediateSize=128", "spec.pipeline.steps=2", resumeFrom=checkpoints)
     pods = Pods.make(wider, base=tmp_path / "pods", secure=False)
     try:
         shutil.copytree(old.folder / keys.DIR_CHECKPOINTS, pods.store.parent / "old-12345678" / keys.DIR_CHECKPOINTS)

@@ -212,6 +212,8 @@ class DesiredRun:
     """Pool -> pods if its queue admitted them all."""
     workloads: Mapping[str, WantedWorkload] = field(default_factory=dict)
     """By name."""
+    held: frozenset[str] = frozenset()
+    """StatefulSets whose new pods wait (`failures.hold_sets`)."""
     placements: Mapping[str, PodPlacement] = field(default_factory=dict)
     """By pod set: `trainer`, `trainer-workers`, or the pool's name."""
 

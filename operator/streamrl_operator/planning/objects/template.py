@@ -33,6 +33,7 @@ _SKIP_CONTAINERS = {"eks.amazonaws.com/skip-containers": ",", "azure.workload.id
 """Annotation of a pod that names containers which a cloud's webhook gives no token of the account -> what stands between two names."""
 _OWNER_AND_GROUP_READ = 0o440
 _REVISIONS_KEPT = 2
+_GATED = {"schedulingGates": [{"name": names.GATE}]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class Template:
 def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template, on_delete: bool = False) -> Built:
     """A StatefulSet; all of its pods start and end at once. `on_delete`: the operator replaces them after a change (`planning/replicas.py`)."""
     selector = plan.selector(role=template.role, pool=template.pool)
+    held = name in plan.wanted.held
     admitted = plan.wanted.placements.get(name.removeprefix(f"{plan.name}-"))
     placement = admitted or PodPlacement()
     spec = {
@@ -66,11 +68,12 @@ def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template,
         "serviceName": name,
         "podManagementPolicy": "Parallel",  # the ordered one waits for ever to replace a pod that is not ready
         "revisionHistoryLimit": _REVISIONS_KEPT,
-        **({"updateStrategy": {"type": "OnDelete"}} if on_delete else {}),
+        # Pods that run stay while the template has a gate. None: what the API server has set for the other strategy must go.
+        **({"updateStrategy": {"type": "OnDelete", "rollingUpdate": None}} if on_delete or held else {}),
         "selector": {"matchLabels": selector},
         "template": {
             "metadata": _metadata(template, labels=plan.labels(pool=template.pool) | selector, placement=placement),
-            "spec": _pod_spec(plan, template, selector=selector, placement=placement),
+            "spec": _pod_spec(plan, template, selector=selector, placement=placement) | (_GATED if held else {}),
         },
     }
     built = plan.object("apps/v1", "StatefulSet", name, pool=template.pool, spec=spec)

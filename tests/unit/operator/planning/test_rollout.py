@@ -88,4 +88,4 @@ def test_only_such_a_pool_leaves_its_pods_to_the_operator() -> None:
         name: find(objects, "StatefulSet", f"full-{name}")["spec"].get("updateStrategy")
         for name in ("trainer", "fixed", "auto")
     }
-    assert kinds == {"trainer": None, "fixed": None, "auto": {"type": "OnDelete"}}
+    assert kinds == {"trainer": None, "fixed": None, "auto": {"type": "OnDelete", "rollingUpdate": None}}
