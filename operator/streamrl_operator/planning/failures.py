@@ -150,7 +150,7 @@ def _why_lost(pod: Object) -> tuple[Reason | None, str]:
     reported = str(status.get("reason") or "")
     if reported in _POD_REASONS:
         return _POD_REASONS[reported], str(status.get("message") or reported)
-    if _is_rejected(pod):
+    if is_rejected(pod):
         return "Rejected", f"{reported}: {status['message']}" if status.get("message") else reported
     if pods.is_leaving(pod):
         return "Deleted", "it was deleted"
@@ -159,7 +159,7 @@ def _why_lost(pod: Object) -> tuple[Reason | None, str]:
     return None, ""
 
 
-def _is_rejected(pod: Object) -> bool:
+def is_rejected(pod: Object) -> bool:
     """Check whether a kubelet refused to start it: it has failed, for a reason, without any container."""
     reason = str(pods.status(pod).get("reason") or "")
     has_failed = pods.status(pod).get("phase") == "Failed"
@@ -287,7 +287,8 @@ def hold_sets(
     now: datetime,
 ) -> tuple[SetHold, ...]:
     """Return the sets of which kubelets rejected pods, until all of their pods run; the first rejection has no wait. `desired`: as of `count_restarts`."""
-    rejected = {judged.failure.pod.rpartition("-")[0] for judged in new if judged.failure.reason == "Rejected"}
+    fresh = {judged.failure.id for judged in new}
+    rejected = {pods.place(pod)[0] for pod in all_pods if is_rejected(pod) and pod_id(pod) in fresh}
     known = {hold.name: hold for hold in before.holds}
     run = Counter(pods.place(pod)[0] for pod in all_pods if pods.has_run(pod) and not pods.is_leaving(pod))
     waiting = held_sets(before, now=now)
@@ -317,9 +318,11 @@ def released_pods(all_pods: Sequence[Object], *, held: Collection[str]) -> tuple
     return tuple(sorted(pods.name(pod) for pod in gated if pods.place(pod)[0] not in held))
 
 
-def mark_as_seen(before: RLJobStatus, *, all_pods: Sequence[Object]) -> tuple[str, ...]:
-    """`seenFailures` while no pod is wanted: what goes wrong now is the end that we asked for, and is never counted."""
-    leaving = [pod_id(pod) for pod in all_pods if pods.is_leaving(pod)]
+def mark_as_seen(
+    before: RLJobStatus, *, all_pods: Sequence[Object], rejected: Sequence[Object] = ()
+) -> tuple[str, ...]:
+    """`seenFailures` while no pod is wanted: what goes wrong now is the end that we asked for, and is never counted. `rejected`: gone by now."""
+    leaving = [pod_id(pod) for pod in (*all_pods, *rejected) if pods.is_leaving(pod) or pod in rejected]
     ended = [failure.id for pod in _ordered(all_pods) for failure in failures_of_containers(pod)]
     return _remembered(before.seen_failures, [*ended, *leaving])
 

@@ -208,7 +208,7 @@ def _suspended(view: _JobView, *, why: str, held: Held | None = None) -> JobDeci
             "start_time": None,
             "queue": None,
             "tokens_per_second": None,
-            "seen_failures": failures.mark_as_seen(before, all_pods=observed.pods),
+            "seen_failures": failures.mark_as_seen(before, all_pods=observed.pods, rejected=observed.rejected),
             "holds": (),
         }
     )
@@ -244,16 +244,16 @@ def _running(view: _JobView) -> JobDecision:
     """Sizes, failures, deadline, numbers."""
     observed, before, spec = view.observed, view.before, view.job.spec
     plans = replicas.plan(observed, before=before, admitted=admission.admitted(observed))
-    desired = _desired(view.job, plans)
+    desired, seen = _desired(view.job, plans), [*observed.pods, *observed.rejected]
     counted = failures.count_restarts(
         before,
         policy=spec.failure_policy,
-        all_pods=observed.pods,
+        all_pods=seen,
         sets=observed.sets,
         desired=desired,
         now=view.observed.now,
     )
-    holds = failures.hold_sets(before, new=counted.new, all_pods=observed.pods, desired=desired, now=observed.now)
+    holds = failures.hold_sets(before, new=counted.new, all_pods=seen, desired=desired, now=observed.now)
     status = before.model_copy(
         update={
             "start_time": before.start_time or stamp(view.observed.now),

@@ -33,6 +33,8 @@ _SKIP_CONTAINERS = {"eks.amazonaws.com/skip-containers": ",", "azure.workload.id
 """Annotation of a pod that names containers which a cloud's webhook gives no token of the account -> what stands between two names."""
 _OWNER_AND_GROUP_READ = 0o440
 _REVISIONS_KEPT = 2
+_ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}
+"""The API server's default. Written, it is ours, and goes when the strategy changes: one of OnDelete must not have it."""
 _GATED = {"schedulingGates": [{"name": names.GATE}]}
 
 
@@ -68,8 +70,8 @@ def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template,
         "serviceName": name,
         "podManagementPolicy": "Parallel",  # the ordered one waits for ever to replace a pod that is not ready
         "revisionHistoryLimit": _REVISIONS_KEPT,
-        # Pods that run stay while the template has a gate. None: what the API server has set for the other strategy must go.
-        **({"updateStrategy": {"type": "OnDelete", "rollingUpdate": None}} if on_delete or held else {}),
+        # Pods that run stay while the template has a gate.
+        "updateStrategy": {"type": "OnDelete"} if on_delete or held else _ROLLING,
         "selector": {"matchLabels": selector},
         "template": {
             "metadata": _metadata(template, labels=plan.labels(pool=template.pool) | selector, placement=placement),

@@ -179,11 +179,12 @@ def test_pods_that_kubelets_reject_again_and_again_are_not_counted_and_come_slow
 
 
 def test_pods_that_are_rejected_together_are_one_time() -> None:
-    first = count(rejected(0), rejected(1))
-    holds = failures.hold_sets(RLJobStatus(), new=first.new, all_pods=[], desired=DESIRED, now=NOW)
+    both = [rejected(0), rejected(1)]
+    first = count(*both)
+    holds = failures.hold_sets(RLJobStatus(), new=first.new, all_pods=both, desired=DESIRED, now=NOW)
     assert [(hold.name, hold.rejections) for hold in holds] == [(f"{JOB}-sim", 1)]
     before = RLJobStatus(holds=(holds[0].model_copy(update={"until": stamp(NOW + timedelta(seconds=9))}),))
-    assert failures.hold_sets(before, new=first.new, all_pods=[], desired=DESIRED, now=NOW) == before.holds
+    assert failures.hold_sets(before, new=first.new, all_pods=both, desired=DESIRED, now=NOW) == before.holds
 
 
 def test_an_event_says_that_a_kubelet_rejected_a_pod() -> None:

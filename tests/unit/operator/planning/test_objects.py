@@ -175,7 +175,7 @@ def test_new_pods_of_a_held_set_wait_and_its_queue_is_asked_for_the_same() -> No
     assert differing(free, held) == {("StatefulSet", "full-auto")}
     spec = find(held, "StatefulSet", "full-auto")["spec"]
     assert spec["template"]["spec"]["schedulingGates"] == [{"name": names.GATE}]
-    assert spec["updateStrategy"] == {"type": "OnDelete", "rollingUpdate": None}, "pods that run stay"
+    assert spec["updateStrategy"] == {"type": "OnDelete"}, "pods that run stay"
 
 
 def test_pods_that_are_wanted() -> None:
