@@ -391,7 +391,9 @@ def unused_locally(job: RLJob) -> Iterator[str]:
         yield from _set(pool, ("pod",), path=f"spec.generators[{index}]")
         yield from _set(pool.scaling, ("external",), path=f"spec.generators[{index}].scaling")
     yield from _set(spec.trainer, ("pod", "disruption"), path="spec.trainer")
-    yield from _set(spec.storage.checkpoints, (*_VOLUME, "resume_from"), path="spec.storage.checkpoints")
+    yield from _set(
+        spec.storage.checkpoints, (*_VOLUME, "resume_from", "weights_from"), path="spec.storage.checkpoints"
+    )
     yield from _set(spec.storage.journal, _VOLUME, path="spec.storage.journal")
     yield from _set(spec.failure_policy, ("rules",), path="spec.failurePolicy")
     yield from _set(spec, ("managed_by", "active_deadline_seconds", "ttl_seconds_after_finished"), path="spec")

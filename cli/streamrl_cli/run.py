@@ -11,6 +11,7 @@ supervisor to stop (the trainer writes a checkpoint first); a second Ctrl-C kill
 
 import argparse
 import asyncio
+import json
 import os
 import secrets
 import signal
@@ -44,8 +45,9 @@ from streamrl_cli.runner.scaling import Scaler
 from streamrl_cli.runner.supervisor import Supervisor, check_port
 from streamrl_cli.runner.view import LiveView, PlainView
 from streamrl_cli.runner.workers import RunFailedError
-from streamrl_workers.scheduler.journal.adoption import adopt, newest_of
+from streamrl_workers.scheduler.journal.adoption import adopt, check_steps_left, newest_of
 from streamrl_workers.scheduler.journal.check import store_of
+from streamrl_workers.stream.earlier_runs import trained_model
 
 if TYPE_CHECKING:
     from streamrl_cli.reporting.data import RunData
@@ -74,6 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-changed-data", action="store_true", help="with --resume: go on although the data has changed"
     )
+    parser.add_argument(
+        "--weights-from",
+        type=Path,
+        metavar="RUN",
+        help="begin with the trained model of a run that has ended, in place of spec.model, and count from step 0",
+    )
     add_overrides(parser)
     parser.add_argument("--run-dir", type=Path, help="folder of this run (default: runs/<job>-<time>)")
     parser.add_argument(
@@ -94,8 +102,7 @@ def run(args: argparse.Namespace) -> int:
         folder = _resumed(args) if args.resume else _created(args)
         with hold(folder.file(FILE_LOCK), run=str(folder.path)):
             if folder.has_succeeded:
-                console.out(f"{folder.path} has ended already; `streamrl report {folder.path}` shows it")
-                return EXIT_DONE
+                return _ended_already(folder)
             folder.file(keys.FILE_RESULT).unlink(missing_ok=True)  # it failed, and goes on now
             _allow_changed_data(folder, allowed=args.allow_changed_data)
             return asyncio.run(_Run(folder, args, liveness_s=bound_s, umask=umask).main())
@@ -106,9 +113,13 @@ def _created(args: argparse.Namespace) -> RunFolder:
         raise UserError(field="FILE", rule="is required", fix="name a job file, or --resume a run")
     if args.allow_changed_data:
         raise UserError(field="--allow-changed-data", rule="goes with --resume: a new run takes the data as it is")
-    job = load_job(args.file, overrides=args.set)
+    if args.source and args.weights_from:
+        raise UserError(field="--weights-from", rule="must not be given with --from", fix="leave one of them out")
+    job = load_job(args.file, overrides=[*args.set, *_model_of(args.weights_from)])
     source = None if args.source is None else store_of(args.source)
     checkpoint = None if source is None else newest_of(source)
+    if checkpoint is not None:
+        check_steps_left(checkpoint, steps=job.spec.pipeline.steps, weights_alone=f"--weights-from {args.source}")
     folder = create_folder(job, base_dir=base_dir_of(args.file), parent=Path(DEFAULT_PARENT), path=args.run_dir)
     if source is not None and checkpoint is not None:
         adopt(checkpoint, source=source, store=folder.path)
@@ -116,12 +127,38 @@ def _created(args: argparse.Namespace) -> RunFolder:
     return folder
 
 
+def _model_of(run: Path | None) -> list[str]:
+    """Return the override by which a job trains the model that a run exported."""
+    if run is None:
+        return []
+    directory = trained_model(store_of(run), field="--weights-from").resolve()
+    return [f"spec.model={json.dumps({'path': {'directory': str(directory)}})}"]
+
+
+def _ended_already(folder: RunFolder) -> int:
+    """Report that a run has nothing left to do. Raises `UserError`: its job was given more steps since."""
+    result, steps = folder.result() or {}, folder.job.spec.pipeline.steps
+    more = f"streamrl run FILE --from {folder.path}"
+    if steps > result.get("steps", steps):
+        raise UserError(
+            field=str(folder.file(keys.FILE_JOB)),
+            rule=f"has more steps than the {result['steps']} with which the run has ended",
+            got=steps,
+            fix=f"go on from it in a new run: {more}",
+        )
+    console.out(
+        f"{folder.path} has ended already, with all of its steps; `streamrl report {folder.path}` shows it, "
+        f"`{more}` with more steps goes on from it"
+    )
+    return EXIT_DONE
+
+
 def _resumed(args: argparse.Namespace) -> RunFolder:
-    if args.set or args.file or args.run_dir or args.source:
+    if args.set or args.file or args.run_dir or args.source or args.weights_from:
         raise UserError(
             field="--resume",
             rule="goes on with the job as the run folder holds it",
-            fix="leave out FILE, --set, --from and --run-dir, or start a new run",
+            fix="leave out FILE, --set, --from, --weights-from and --run-dir, or start a new run",
         )
     folder = open_folder(newest_folder(Path(DEFAULT_PARENT)) if args.resume == NEWEST else Path(args.resume))
     check_code_dir(folder)

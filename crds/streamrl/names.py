@@ -31,6 +31,8 @@ ANNOTATION_PLACEMENT = f"{API_GROUP}/placement"
 ANNOTATION_ABANDON = f"{API_GROUP}/abandon"
 """On an RLJob: names of member clusters, separated by commas, for which its deletion does not wait any more. Written by people."""
 FINALIZER = f"{API_GROUP}/cleanup"
+GATE = f"{API_GROUP}/rejected"
+"""Scheduling gate of a StatefulSet's new pods after kubelets rejected some of its pods. Written by the operator into the template; it deletes the gated pods later."""
 
 LABEL_CLUSTER = f"{API_GROUP}/cluster"
 """Name of the RLCluster, on every object in a member; at home on nothing."""

@@ -84,6 +84,17 @@ class ClusterStatus(StatusModel):
     namespace: str = Field(description="Namespace of the job's objects there.", min_length=1, max_length=63)
 
 
+class SetHold(StatusModel):
+    """A StatefulSet of the job of which kubelets rejected pods."""
+
+    name: str = Field(description="Name of the StatefulSet.", min_length=1, max_length=63)
+    rejections: int = Field(ge=1, description="Times that new pods of it were rejected, one after the other.")
+    until: Time = Field(
+        description="Until then new pods of it wait with a scheduling gate; pods that run stay.",
+        json_schema_extra=_TIME,
+    )
+
+
 class RLJobStatus(StatusModel):
     """What is known of the job."""
 
@@ -113,6 +124,12 @@ class RLJobStatus(StatusModel):
     ignored_restarts: int | None = Field(default=None, ge=0, description="Restarts that do not.")
     seen_failures: tuple[Annotated[str, StringConstraints(max_length=128)], ...] = Field(
         default=(), max_length=256, description="Failures of containers and pods that are counted already."
+    )
+    holds: tuple[SetHold, ...] = Field(
+        default=(),
+        max_length=16,
+        description="StatefulSets of which kubelets rejected pods, until all of their pods run.",
+        json_schema_extra=map_by("name"),
     )
     checkpoint_path: str | None = Field(
         default=None, max_length=1024, description="Directory of the newest checkpoint on the checkpoints' volume."

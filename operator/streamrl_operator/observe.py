@@ -35,7 +35,7 @@ from streamrl_operator.kube.kinds import (
     Kind,
 )
 from streamrl_operator.planning import admission, defaults, pods, replicas
-from streamrl_operator.planning.failures import failures_of_pod
+from streamrl_operator.planning.failures import failures_of_pod, is_rejected
 from streamrl_operator.planning.job_status import read_job_status
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
 from streamrl_operator.planning.members import NOT_ALLOWED, clusters_of, is_another, refused, replaced
@@ -167,6 +167,7 @@ def observe(
         pools=_pools(cluster, key),
         sets={each["metadata"]["name"]: each for each in (*cluster.of_job(STATEFUL_SET, key), *far_sets)},
         pods=[*workers, *far_pods],
+        rejected=_rejected(cluster, raw, job, views=views, members=members),
         exposed=members.known(SERVICE, at, key, exposed) if at and members else cluster.known(SERVICE, key[0], exposed),
         members=views,
         resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
@@ -202,13 +203,34 @@ def _not_allowed(job: RLJob, raw: Object, *, views: Mapping[str, MemberView]) ->
     return replaced(raw, views) or refused(job, namespace=raw["metadata"]["namespace"], queue=queue, members=views)
 
 
+def _rejected(
+    cluster: CachedCluster,
+    raw: Object,
+    job: RLJob | None,
+    *,
+    views: Mapping[str, MemberView],
+    members: Members | None,
+) -> list[dict[str, Any]]:
+    """Return the pods of this job that kubelets rejected, and that are gone by now."""
+    far = _in_members(POD, raw, job, views=views, members=members, failed=True)
+    key, uid = (raw["metadata"]["namespace"], raw["metadata"]["name"]), raw["metadata"]["uid"]
+    found = [*_workers(cluster, key, failed=True), *far]
+    return [pod for pod in found if pods.label(pod, names.LABEL_JOB_UID) == uid and is_rejected(pod)]
+
+
 def _in_members(
-    kind: Kind, raw: Object, job: RLJob | None, *, views: Mapping[str, MemberView], members: Members | None
+    kind: Kind,
+    raw: Object,
+    job: RLJob | None,
+    *,
+    views: Mapping[str, MemberView],
+    members: Members | None,
+    failed: bool = False,
 ) -> list[dict[str, Any]]:
     """Pods of the job's generators and trainer, or their StatefulSets, in all members that it has to do with, as they were known last.
 
     A member has no say in anything else, and in the trainer only where that is; in which cluster an object is, its cache says. Of a pool
-    that is elsewhere by now, only pods that are known to be there still count.
+    that is elsewhere by now, only pods that are known to be there still count. `failed`: as of `CachedCluster.of_job`.
     """
     found: list[dict[str, Any]] = []
     key, at = (raw["metadata"]["namespace"], raw["metadata"]["name"]), trainer_cluster(raw)
@@ -216,7 +238,7 @@ def _in_members(
     if members is None:
         return found
     for name, view in views.items():
-        for obj in members.objects(kind, name, key):
+        for obj in members.objects(kind, name, key, failed=failed):
             pool, is_trainer = pods.label(obj, names.LABEL_POOL), _is_of_trainer(obj, kind, job_name=key[1])
             has_moved = job is not None and not is_trainer and pools.get(pool) != name
             stays = kind is POD and not view.unreachable
@@ -306,9 +328,9 @@ def _told(workers: Sequence[Object], *, uid: str) -> Mapping[str, Any] | None:
     return next((page for pod in mine if (page := pods.last_word(pod)) is not None), None)
 
 
-def _workers(cluster: CachedCluster, key: Key) -> list[dict[str, Any]]:
+def _workers(cluster: CachedCluster, key: Key, *, failed: bool = False) -> list[dict[str, Any]]:
     """Without what somebody runs beside the job under its label: that would count as a failing trainer."""
-    found = cluster.of_job(POD, key)
+    found = cluster.of_job(POD, key, failed=failed)
     return [pod for pod in found if not pods.is_foreign(pod) and (pods.trains(pod) or pods.is_pooled(pod))]
 
 

@@ -45,3 +45,20 @@ def test_a_pool_is_replaced_in_portions(lab: Lab, operator: Operator) -> None:
         assert (len(new(lab)), len(pods(lab))) == (done, 5)
         make_ready(lab)
     assert new(lab) == set(pods(lab))
+
+
+def test_a_pool_of_a_running_job_is_given_to_the_operator_and_back(lab: Lab, operator: Operator) -> None:
+    """The API server refuses one strategy with the fields of the other."""
+    document = simulated_job()
+    document["metadata"]["name"] = JOB
+    (pool,) = document["spec"]["generators"]
+    lab.create("rljobs", document)
+    for pod, kind in (({}, "RollingUpdate"), ({"maxUnavailable": 2}, "OnDelete"), ({}, "RollingUpdate")):
+        lab.patch("rljobs", JOB, {"spec": {"generators": [pool | {"pod": pod}]}})
+        lab.wait(
+            lambda kind=kind: (
+                (found := lab.get("statefulsets", POOL)) is not None and found["spec"]["updateStrategy"]["type"] == kind
+            ),
+            f"strategy {kind}",
+            operator,
+        )

@@ -1,5 +1,6 @@
 """A new run goes on from the checkpoint of one that has ended: `streamrl run --from` here, `resumeFrom` in pods."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,70 @@ def test_a_run_without_a_checkpoint_is_refused_before_a_folder_is_made(tmp_path:
     assert not (tmp_path / "new").exists()
 
 
+def test_a_run_that_has_all_steps_is_refused_with_both_ways_on(ended: LocalRun, tmp_path: Path) -> None:
+    arguments = ["--from", str(ended.folder)]
+    run = LocalRun.start(job(steps=OLD_STEPS), folder=tmp_path / "new", base_dir=tmp_path, args=arguments)
+    assert run.wait_end() == 2
+    assert run.said().strip().splitlines()[-1] == (
+        f"spec.pipeline.steps: must be above the {OLD_STEPS} steps of the run that it goes on from, which "
+        f"count, got {OLD_STEPS}; give more steps; or take its weights alone and count from 0: "
+        f"--weights-from {ended.folder}"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_weights_alone_are_trained_for_all_steps(tmp_path: Path) -> None:
+    """With an adapter: what is taken is base and adapter as one model."""
+    old = LocalRun.start(small(tmp_path, "spec.trainer.lora={}"), folder=tmp_path / "old", base_dir=tmp_path)
+    assert old.wait_end() == 0, old.logs()
+    run = LocalRun.start(
+        small(tmp_path, "spec.pipeline.steps=2", "spec.trainer.lora={}"),
+        folder=tmp_path / "new",
+        base_dir=tmp_path,
+        args=["--weights-from", str(old.folder)],
+    )
+    assert run.wait_end() == 0, run.logs()
+    assert "groups in 2 steps" in run.assert_exact()
+    model = json.loads((run.folder / keys.FILE_JOB).read_text())["spec"]["model"]
+    assert model == {"path": {"directory": str(old.folder / keys.DIR_EXPORT)}}
+    replayed = streamrl("replay", str(run.folder))  # version 0 is that model
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "version 0 " in replayed.stdout
+
+
+@pytest.mark.parametrize(
+    ("others", "line"),
+    [
+        ((), "--weights-from: must name a run that has ended: its trained model is written then"),
+        (("--from", "x"), "--weights-from: must not be given with --from"),
+    ],
+)
+def test_weights_of_a_run_without_a_trained_model_are_refused(
+    tmp_path: Path, others: tuple[str, ...], line: str
+) -> None:
+    write_prompts(tmp_path / "prompts.jsonl")
+    (tmp_path / "empty").mkdir()
+    arguments = ["--weights-from", str(tmp_path / "empty"), *others]
+    run = LocalRun.start(job(steps=STEPS), folder=tmp_path / "new", base_dir=tmp_path, args=arguments)
+    assert run.wait_end() == 2
+    assert line in run.said()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_that_has_ended_is_not_resumed_in_silence(ended: LocalRun) -> None:
+    done = streamrl("run", "--resume", str(ended.folder))
+    assert done.returncode == 0
+    assert f"has ended already, with all of its steps; `streamrl report {ended.folder}` shows it" in done.stdout
+    file = ended.folder / keys.FILE_JOB
+    changed = json.loads(file.read_text())
+    changed["spec"]["pipeline"]["steps"] = STEPS
+    file.write_text(json.dumps(changed))
+    refused = streamrl("run", "--resume", str(ended.folder))
+    assert refused.returncode == 2
+    assert f"has more steps than the {OLD_STEPS} with which the run has ended, got {STEPS}" in refused.stderr
+    assert f"streamrl run FILE --from {ended.folder}" in refused.stderr
+
+
 @pytest.fixture
 def pods(ended: LocalRun, tmp_path: Path) -> Iterator[Pods]:
     """A new job whose volume holds the old run."""
@@ -86,6 +151,21 @@ def test_a_job_goes_on_from_what_lies_on_its_volume(pods: Pods) -> None:
     assert f"{STEPS} steps, {OLD_STEPS} of them taken over from old-12345678" in check.stdout
 
 
+def test_a_job_whose_run_has_all_steps_fails_with_both_ways_on(ended: LocalRun, tmp_path: Path) -> None:
+    """Exit code 2 of the scheduler fails the job on Kubernetes, with this line."""
+    document = job(steps=OLD_STEPS, resumeFrom={"claimName": "kept"})
+    document["metadata"]["namespace"] = "team"
+    pods = Pods.make(document, base=tmp_path / "pods", secure=False)
+    try:
+        write_prompts(pods.run_dir / "prompts.jsonl")
+        shutil.copytree(ended.folder / keys.DIR_CHECKPOINTS, pods.store.parent / "old-12345678" / keys.DIR_CHECKPOINTS)
+        assert pods.start("scheduler").wait(PREPARED_S) == 2, pods.logs()
+        assert f"must be above the {OLD_STEPS} steps of the run" in pods.last_line("scheduler")
+        assert "storage.checkpoints.weightsFrom in place of resumeFrom" in pods.last_line("scheduler")
+    finally:
+        pods.close()
+
+
 def test_a_checkpoint_that_lacks_a_file_is_refused_in_one_line(pods: Pods) -> None:
     """Exit code 2 fails the job on Kubernetes, with this line."""
     for file in pods.store.parent.glob(f"old-*/{keys.DIR_CHECKPOINTS}/*/simulated.json"):
@@ -101,7 +181,7 @@ def test_weights_that_do_not_fit_the_jobs_model_are_refused_in_one_line(tmp_path
     old = LocalRun.start(small(tmp_path), folder=tmp_path / "old", base_dir=tmp_path)
     assert old.wait_end() == 0, old.logs()
     checkpoints = {"claimName": "kept"}
-    wider = small(tmp_path, "spec.model.scratch.intermediateSize=128", resumeFrom=checkpoints)
+    wider = small(tmp_path, "spec.model.scratch.intermediateSize=128", "spec.pipeline.steps=2", resumeFrom=checkpoints)
     pods = Pods.make(wider, base=tmp_path / "pods", secure=False)
     try:
         shutil.copytree(old.folder / keys.DIR_CHECKPOINTS, pods.store.parent / "old-12345678" / keys.DIR_CHECKPOINTS)

@@ -225,7 +225,7 @@ def _claims(job: RLJob, objects: list[Object]) -> list[tuple[str, ...]]:
             fate = "deleted" if obj["metadata"].get("ownerReferences") else "stays"
             size, of_class = spec["resources"]["requests"]["storage"], spec.get("storageClassName", "(the cluster's)")
             rows.append((obj["metadata"]["name"], size, of_class, fate))
-    own = job.spec.storage.checkpoints.claim_name
+    own = job.spec.storage.checkpoints.given_claim
     return [*rows, *([(own, "(yours)", "", "stays")] if own and rows else [])]  # beside the journal's
 
 

@@ -21,6 +21,7 @@ from streamrl_cli.runner.folder import RunFolder, check_code_dir, create_folder,
 from streamrl_cli.runner.lone_trainer import start_lone_trainer
 from streamrl_cli.runner.prepare import prepare_model
 from streamrl_cli.runner.workers import RunFailedError, failed
+from streamrl_workers.scheduler.journal.check import store_of
 
 _PROCESS = "streamrl_cli.replaying.retrain"
 _VERSION_S = 4 * 3600.0
@@ -67,7 +68,14 @@ def _hashes(run_dir: Path, *, end: int | None) -> list[bytes]:
 async def _replay(hashes: Sequence[bytes], *, source: RunFolder, place: Path, umask: int) -> int:
     folder = create_folder(source.job, base_dir=source.base_dir, parent=place, path=place / source.name)
     simulated = source.job.spec.trainer.engine.simulated is not None
-    model = "" if simulated else await prepare_model(folder, report=lambda _: None, say=console.err, umask=umask)
+    store = store_of(source.path)
+    model = (
+        ""
+        if simulated
+        else await prepare_model(
+            folder, report=lambda _: None, say=console.err, umask=umask, store=None if store == source.path else store
+        )
+    )
     compared = version = 0
     steps = len(hashes) - 1
     retrained = _versions(str(source.path), str(steps), folder=folder, model=model)

@@ -27,15 +27,22 @@ def cache_dir() -> Path:
 
 
 async def prepare_model(
-    folder: RunFolder, *, report: Callable[[Mapping[str, Any]], None], say: Callable[[str], None], umask: int = -1
+    folder: RunFolder,
+    *,
+    report: Callable[[Mapping[str, Any]], None],
+    say: Callable[[str], None],
+    umask: int = -1,
+    store: Path | None = None,
 ) -> str:
-    """Build, warm up or resolve the job's model; returns the directory (or hub name) of model and tokenizer. `umask`: of the caches; -1: ours.
+    """Build, warm up or resolve the job's model; returns the directory (or hub name) of model and tokenizer.
+
+    `umask`: of the caches; -1: ours. `store`: directory of checkpoints of a run in pods; None: the run is a local one.
 
     Raises `RunFailedError`: the model or the task cannot be used; the text is the process's own line.
     """
     log, most = folder.file(keys.DIR_LOGS, f"{_NAME}.log"), folder.job.spec.failure_policy.max_restarts
     for restarts in range(most + 1):
-        code, path = await _prepare_once(folder, log=log, report=report, say=say, umask=umask)
+        code, path = await _prepare_once(folder, log=log, report=report, say=say, umask=umask, store=store)
         if code == 0 and path is not None:
             return path
         verdict = judge_exit(
@@ -49,7 +56,13 @@ async def prepare_model(
 
 
 async def _prepare_once(
-    folder: RunFolder, *, log: Path, report: Callable[[Mapping[str, Any]], None], say: Callable[[str], None], umask: int
+    folder: RunFolder,
+    *,
+    log: Path,
+    report: Callable[[Mapping[str, Any]], None],
+    say: Callable[[str], None],
+    umask: int,
+    store: Path | None,
 ) -> tuple[int, str | None]:
     """Exit code of one process, and what it says the model's directory is."""
     heartbeat = child_environment(
@@ -57,6 +70,7 @@ async def _prepare_once(
     )
     arguments = ("--job", str(folder.file(keys.FILE_JOB)), "--cache", str(cache_dir() / "models"))
     env = {**heartbeat, keys.ENV_CODE_DIR: str(folder.base_dir)}
+    env |= {} if store is None else {keys.ENV_STORE_DIR: str(store)}
     async with child("streamrl_workers.models.prepare", *arguments, env=env, log=log, umask=umask) as process:
         watch = asyncio.create_task(
             kill_when_frozen(_NAME, environ=heartbeat, kill=process.kill, say=say), name="heartbeat of prepare"

@@ -188,6 +188,11 @@ REFERENCE_RULES = (
         "self.pipeline.mode != 'Colocated'",
         lambda spec: spec.pipeline.mode == "Colocated",
     ),
+    _reference_rule(
+        "goes without storage.checkpoints.weightsFrom, but with algorithm distillation: its pool cannot reach that model",
+        "!has(self.storage.checkpoints.weightsFrom) || has(self.algorithm.distillation)",
+        lambda spec: spec.storage.checkpoints.weights_from is not None and spec.algorithm.teacher is None,
+    ),
 )
 """What goes with a pool for the frozen model."""
 

@@ -21,8 +21,8 @@ class Claim(SpecModel):
     )
 
 
-class ResumeFrom(SpecModel):
-    """A run that has ended, on a volume that was kept: the job begins with weights, optimiser and steps of its newest checkpoint."""
+class EarlierRun(SpecModel):
+    """A run on a volume that was kept."""
 
     claim_name: ObjectName = Field(
         description="Its persistent volume claim. The job's own checkpoints go there too, and it is kept when the job is deleted."
@@ -31,6 +31,14 @@ class ResumeFrom(SpecModel):
         default=None,
         description="Its directory on the volume: the first part of its `status.checkpointPath`. Absent = the only one with checkpoints.",
     )
+
+
+class ResumeFrom(EarlierRun):
+    """A run that has ended, on a volume that was kept: the job begins with weights, optimiser and steps of its newest checkpoint."""
+
+
+class WeightsFrom(EarlierRun):
+    """A run with all of its steps, on a volume that was kept: the job trains the model that it exported, and counts from step 0."""
 
 
 class Checkpoints(Claim):
@@ -54,6 +62,10 @@ class Checkpoints(Claim):
         default=None,
         description="The run that this one goes on from; absent = none. Locally `streamrl run --from RUN`.",
     )
+    weights_from: WeightsFrom | None = Field(
+        default=None,
+        description="The run whose trained model this one begins with, in place of `spec.model`; absent = none. Locally `streamrl run --weights-from RUN`.",
+    )
     when_deleted: Literal["Delete", "Retain"] = Field(
         default="Retain", description="What becomes of the claim that was made when the job is deleted."
     )
@@ -61,13 +73,19 @@ class Checkpoints(Claim):
     @property
     def given_claim(self) -> str | None:
         """The claim that is there; None: one is made."""
-        return self.claim_name if self.resume_from is None else self.resume_from.claim_name
+        earlier = self.resume_from or self.weights_from
+        return self.claim_name if earlier is None else earlier.claim_name
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             "claimName and resumeFrom must not be given together: checkpoints go where the job resumes from",
             "!has(self.claimName) || !has(self.resumeFrom)",
             lambda one: one.claim_name is not None and one.resume_from is not None,
+        ),
+        FieldRule(
+            "weightsFrom must stand alone, without claimName and resumeFrom: checkpoints go where its run lies",
+            "!has(self.weightsFrom) || !(has(self.claimName) || has(self.resumeFrom))",
+            lambda one: one.weights_from is not None and (one.claim_name is not None or one.resume_from is not None),
         ),
     )
 

@@ -321,10 +321,15 @@ class FailureRule(SpecModel):
     role: Literal["Generator", "Trainer", "Scheduler", "Agents"] | None = Field(
         default=None, description="Of this role; absent = all."
     )
-    on_reasons: tuple[Literal["Preempted", "Evicted", "NodeLost", "OOMKilled", "Deleted", "Error"], ...] = Field(
-        default=(),
-        max_length=6,
-        description="For one of these reasons. Deleted: by a person or a drain; Error: an exit code other than 0. Empty = all.",
+    on_reasons: tuple[Literal["Preempted", "Evicted", "NodeLost", "Rejected", "OOMKilled", "Deleted", "Error"], ...] = (
+        Field(
+            default=(),
+            max_length=7,
+            description=(
+                "For one of these reasons. Rejected: by a node's kubelet, before a container started; Evicted: by a kubelet, "
+                "or as the node shut down; Deleted: by a person or a drain; Error: an exit code other than 0. Empty = all."
+            ),
+        )
     )
     on_exit_codes: tuple[Annotated[int, Field(ge=1, le=255)], ...] = Field(
         default=(), max_length=32, description="With one of these exit codes; empty = all."
@@ -345,7 +350,7 @@ class FailurePolicy(SpecModel):
         max_length=16,
         description=(
             "On Kubernetes, before the rest: the first that matches decides. Without a match exit code 2 fails the job, "
-            "pods that were preempted, evicted, deleted or lost with their node do not count, and all else counts."
+            "pods that were preempted, evicted, rejected, deleted or lost with their node do not count, and all else counts."
         ),
         json_schema_extra=map_by("name"),
     )

@@ -135,10 +135,10 @@ class Member:
             return f"namespace {namespace} there cannot be listed (yet)"
         return ""
 
-    def objects(self, kind: Kind, key: Key) -> list[dict[str, Any]]:
-        """Those of a job of home, as they were known last."""
+    def objects(self, kind: Kind, key: Key, *, failed: bool = False) -> list[dict[str, Any]]:
+        """Those of a job of home, as they were known last. `failed`: as of `CachedCluster.of_job`."""
         there = self._there(key)
-        return [] if there is None or self.cluster is None else self.cluster.of_job(kind, there)
+        return [] if there is None or self.cluster is None else self.cluster.of_job(kind, there, failed=failed)
 
     def known(self, kind: Kind, key: Key, name: str) -> dict[str, Any] | None:
         """One object of a job of home."""

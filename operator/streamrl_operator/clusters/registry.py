@@ -113,10 +113,10 @@ class Members:
             refused=member.refused(key),
         )
 
-    def objects(self, kind: Kind, name: str, key: Key) -> list[dict[str, Any]]:
-        """Those of a job in a member, as they were known last."""
+    def objects(self, kind: Kind, name: str, key: Key, *, failed: bool = False) -> list[dict[str, Any]]:
+        """Those of a job in a member, as they were known last. `failed`: as of `CachedCluster.of_job`."""
         kept = self._kept.get(name)
-        return [] if kept is None or kept.member is None else kept.member.objects(kind, key)
+        return [] if kept is None or kept.member is None else kept.member.objects(kind, key, failed=failed)
 
     def known(self, kind: Kind, name: str, key: Key, of: str) -> dict[str, Any] | None:
         """One object of a job in a member."""

@@ -18,6 +18,7 @@ import logging
 import random
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,9 @@ from streamrl_operator.kube.kinds import CLUSTER, GENERATOR_POOL, RLJOB, Kind
 
 _MAX_GONE = 4096
 """Deletions remembered: far more than there are in the seconds that an answer can be late."""
+
+_MAX_FAILED, _MAX_FAILED_OF_JOB = 256, 8
+"""Jobs whose failed pods are remembered, and pods of each."""
 
 Key = tuple[str, str]
 """(namespace, name)"""
@@ -84,6 +88,8 @@ class Store:
     _epoch: int = 0
     """Lists begun so far: what was known in an earlier epoch than a list's yields to the list."""
     _by_job: dict[Key, set[Key]] = field(default_factory=dict)
+    _failed: dict[Key, deque[bytes]] = field(default_factory=dict)
+    """By job: the last that were deleted in phase Failed. A StatefulSet replaces such a pod within milliseconds, before a reconcile sees it."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -96,6 +102,10 @@ class Store:
     def of_job(self, namespace: str, job: str) -> list[dict[str, Any]]:
         """The objects of a job, by name; copies."""
         return [_unpack(self._kept[key].text) for key in sorted(self._by_job.get((namespace, job), ()))]
+
+    def failed_of_job(self, namespace: str, job: str) -> list[dict[str, Any]]:
+        """Return the last objects of a job that were deleted in phase Failed, as they were."""
+        return [_unpack(text) for text in self._failed.get((namespace, job), ())]
 
     def versions(self, namespace: str, job: str) -> frozenset[tuple[Key, int]]:
         """Names and versions of the objects of a job: equal where nothing has changed."""
@@ -133,6 +143,7 @@ class Store:
         known = self._kept.get(key)
         if known is not None and (known.uid == obj["metadata"]["uid"] or known.version < version_of(obj)):
             self._forget(key)
+            self._remember_failed(key[0], known.job, obj)
             self._tell(key[0], {known.job})
         self._gone[key] = max(self._gone.pop(key, (0, 0)), (version_of(obj), self._epoch))
         if len(self._gone) > _MAX_GONE:
@@ -159,6 +170,15 @@ class Store:
             of_job.discard(key)
             if not of_job:
                 del self._by_job[key[0], kept.job]
+
+    def _remember_failed(self, namespace: str, job: str, obj: Mapping[str, Any]) -> None:
+        if (obj.get("status") or {}).get("phase") != "Failed":
+            return
+        failed = self._failed.pop((namespace, job), deque(maxlen=_MAX_FAILED_OF_JOB))
+        failed.append(_pack(obj))
+        self._failed[namespace, job] = failed
+        if len(self._failed) > _MAX_FAILED:
+            del self._failed[next(iter(self._failed))]
 
     def _tell(self, namespace: str, jobs: set[str], *, is_asked: bool = False) -> None:
         for job in jobs - {""}:

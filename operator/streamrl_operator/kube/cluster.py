@@ -101,9 +101,10 @@ class CachedCluster:
         """One object, without asking."""
         return self._stores[kind].get(namespace, name)
 
-    def of_job(self, kind: Kind, key: Key) -> list[Object]:
-        """The objects of a job, without asking."""
-        return self._stores[kind].of_job(*key)
+    def of_job(self, kind: Kind, key: Key, *, failed: bool = False) -> list[Object]:
+        """The objects of a job, without asking; `failed`: instead the last that were deleted in phase Failed."""
+        store = self._stores[kind]
+        return store.failed_of_job(*key) if failed else store.of_job(*key)
 
     def versions(self, kinds: Iterable[Kind], key: Key) -> tuple[object, ...]:
         """Of all objects of these kinds of a job: equal where nothing has changed."""

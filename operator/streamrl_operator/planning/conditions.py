@@ -64,6 +64,7 @@ REASONS = {
     "NotSuspended": "The job is not suspended.",
     "NumbersUnreachable": "The scheduler is ready and its numbers cannot be read.",
     "PodFailed": "A pod or one of its containers has failed.",
+    "PodRejected": "A node's kubelet rejected a pod before a container started. It does not count as a restart; new pods of its StatefulSet wait, up to five minutes.",
     "Preparing": "The model is made ready.",
     "Queued": "The job waits in its queue; the message says for what.",
     "Refused": "The API server refuses an object of the job.",

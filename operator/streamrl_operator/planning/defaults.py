@@ -146,7 +146,7 @@ def inherit(job: RLJob, layers: Sequence[Layer]) -> tuple[RLJob, tuple[Entry, ..
         places.append(("storage", f"spec.storage.{claim}", storage, claim))
     for role, field, parent, key in places:
         own = parent.get(key, {})
-        if role == "storage" and (own.get("claimName") or own.get("resumeFrom")):
+        if role == "storage" and any(own.get(one) for one in ("claimName", "resumeFrom", "weightsFrom")):
             continue  # nothing is made
         parent[key], found = _merged(own, [(each, each.values(role)) for each in layers])
         origins += [_with_field(each, field) for each in found]

@@ -9,22 +9,27 @@ What is counted already is in the status (`seenFailures`): the failures that can
 A rule that replaces a pod has no limit but time: another pod forgets the kubelet's back-off, and one that fails at once wherever it runs
 would be made again for ever without a pause. So a pod is replaced only if it has lived for a time that doubles with each restart that
 was not counted; before that its container is started again in place, and waits as the kubelet lets it.
+
+A StatefulSet replaces a pod that a kubelet rejected at once, as often as it happens. So after the second rejection new pods of the set get
+a scheduling gate (`hold_sets`), for a time that doubles too. Pods that run are not touched. When the time is over the gated pods are deleted, and
+their set makes them without.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
 from streamrl.errors import EXIT_DATA_CHANGED, EXIT_DONE, EXIT_RANK_LOST
 from streamrl.names import CONTAINER_AGENTS, CONTAINER_SCHEDULER, CONTAINER_TASKS, OWN_CONTAINERS
 from streamrl.spec.training import FailurePolicy, FailureRule
-from streamrl.status import RLJobStatus
+from streamrl.status import RLJobStatus, SetHold
 from streamrl_operator.planning import pods
-from streamrl_operator.planning.values import JobEvent, Object, seconds_since
+from streamrl_operator.planning.values import JobEvent, Object, seconds_since, stamp
 
 Role = Literal["Generator", "Trainer", "Scheduler", "Agents"]
-Reason = Literal["Preempted", "Evicted", "NodeLost", "OOMKilled", "Deleted", "Error"]
+Reason = Literal["Preempted", "Evicted", "NodeLost", "Rejected", "OOMKilled", "Deleted", "Error"]
 Action = Literal["FailJob", "Restart", "ReplacePodAndIgnoreMaxRestarts"]
 
 FAIL: Final = "FailJob"
@@ -46,10 +51,13 @@ _POD_REASONS: dict[str, Reason] = {
     "Evicted": "Evicted",
     "Terminated": "Evicted",
     "NodeShutdown": "Evicted",
+    "Shutdown": "Evicted",
     "Preempting": "Preempted",
     "NodeLost": "NodeLost",
 }
 """`status.reason` of a pod -> ours."""
+_REJECTIONS = ("OutOf", "UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError")
+"""How `status.reason` begins where a kubelet refuses to start a pod. It has more; all of them are of pods in which no container has run."""
 _END_REASONS: dict[str, Reason] = {
     "OOMKilled": "OOMKilled",
     "Unknown": "NodeLost",
@@ -57,7 +65,7 @@ _END_REASONS: dict[str, Reason] = {
 }
 """`reason` of a container's end -> ours; all else is an error. Unknown: the node went down under the container."""
 _COUNTED = frozenset(OWN_CONTAINERS) - {CONTAINER_TASKS, CONTAINER_AGENTS}
-_LOST: tuple[Reason, ...] = ("Preempted", "Evicted", "NodeLost", "Deleted")
+_LOST: tuple[Reason, ...] = ("Preempted", "Evicted", "NodeLost", "Rejected", "Deleted")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +150,20 @@ def _why_lost(pod: Object) -> tuple[Reason | None, str]:
     reported = str(status.get("reason") or "")
     if reported in _POD_REASONS:
         return _POD_REASONS[reported], str(status.get("message") or reported)
+    if is_rejected(pod):
+        return "Rejected", f"{reported}: {status['message']}" if status.get("message") else reported
     if pods.is_leaving(pod):
         return "Deleted", "it was deleted"
     if status.get("phase") == "Failed":
         return "Error", str(status.get("message") or reported or "its phase is Failed")
     return None, ""
+
+
+def is_rejected(pod: Object) -> bool:
+    """Check whether a kubelet refused to start it: it has failed, for a reason, without any container."""
+    reason = str(pods.status(pod).get("reason") or "")
+    has_failed = pods.status(pod).get("phase") == "Failed"
+    return has_failed and (reason.startswith(_REJECTIONS) or (bool(reason) and not pods.has_run(pod)))
 
 
 def failures_of_containers(pod: Object) -> Iterator[Failure]:
@@ -249,16 +266,63 @@ def _is_replaced(judged: JudgedFailure) -> bool:
     return judged.action == REPLACE and judged.rule != NO_RULE and bool(judged.failure.container)
 
 
+def _wait_s(times: int) -> float:
+    """Return the wait before the next pod, after so many replacements without one."""
+    return min(FIRST_LIFE_S * 2.0 ** min(times - 1, 16), LONGEST_LIFE_S) if times else 0.0
+
+
 def _is_young(pod: Object, *, ignored: int, now: datetime) -> bool:
     """Whether no rule may replace it yet, after so many restarts that were not counted; the first is replaced at once."""
-    least_s = min(FIRST_LIFE_S * 2.0 ** min(ignored - 1, 16), LONGEST_LIFE_S) if ignored else 0.0
+    least_s = _wait_s(ignored)
     age_s = seconds_since(pod["metadata"].get("creationTimestamp"), now=now)
     return age_s is not None and age_s < least_s
 
 
-def mark_as_seen(before: RLJobStatus, *, all_pods: Sequence[Object]) -> tuple[str, ...]:
-    """`seenFailures` while no pod is wanted: what goes wrong now is the end that we asked for, and is never counted."""
-    leaving = [pod_id(pod) for pod in all_pods if pods.is_leaving(pod)]
+def hold_sets(
+    before: RLJobStatus,
+    *,
+    new: Sequence[JudgedFailure],
+    all_pods: Sequence[Object],
+    desired: Mapping[str, int],
+    now: datetime,
+) -> tuple[SetHold, ...]:
+    """Return the sets of which kubelets rejected pods, until all of their pods run; the first rejection has no wait. `desired`: as of `count_restarts`."""
+    fresh = {judged.failure.id for judged in new}
+    rejected = {pods.place(pod)[0] for pod in all_pods if is_rejected(pod) and pod_id(pod) in fresh}
+    known = {hold.name: hold for hold in before.holds}
+    run = Counter(pods.place(pod)[0] for pod in all_pods if pods.has_run(pod) and not pods.is_leaving(pod))
+    waiting = held_sets(before, now=now)
+    holds: list[SetHold] = []
+    for name, replicas in desired.items():
+        was = known.get(name)
+        if was is not None and name in waiting:
+            holds.append(was)
+        elif name in rejected:
+            count = 1 if was is None else was.rejections + 1
+            wait_s = _wait_s(count - 1)
+            holds.append(SetHold(name=name, rejections=count, until=stamp(now + timedelta(seconds=wait_s))))
+        elif was is not None and run[name] < replicas:
+            holds.append(was)
+    return tuple(holds)
+
+
+def held_sets(status: RLJobStatus, *, now: datetime) -> dict[str, float]:
+    """Return each StatefulSet whose new pods wait now, and for how many seconds."""
+    left = {hold.name: -(seconds_since(hold.until, now=now) or 0.0) for hold in status.holds}
+    return {name: seconds for name, seconds in left.items() if seconds > 0}
+
+
+def released_pods(all_pods: Sequence[Object], *, held: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the pods that wait for a time that is over; their set makes them again, without a gate."""
+    gated = (pod for pod in all_pods if pods.is_gated(pod) and not pods.is_leaving(pod))
+    return tuple(sorted(pods.name(pod) for pod in gated if pods.place(pod)[0] not in held))
+
+
+def mark_as_seen(
+    before: RLJobStatus, *, all_pods: Sequence[Object], rejected: Sequence[Object] = ()
+) -> tuple[str, ...]:
+    """`seenFailures` while no pod is wanted: what goes wrong now is the end that we asked for, and is never counted. `rejected`: gone by now."""
+    leaving = [pod_id(pod) for pod in (*all_pods, *rejected) if pods.is_leaving(pod) or pod in rejected]
     ended = [failure.id for pod in _ordered(all_pods) for failure in failures_of_containers(pod)]
     return _remembered(before.seen_failures, [*ended, *leaving])
 
@@ -278,7 +342,8 @@ def _event(judged: JudgedFailure, *, accounting: RestartAccounting, most_restart
     is_clean = _is_replaced(judged) and judged.failure.pod not in accounting.delete_pods
     left = "; its pod is new and stays: the container is started again in place" if is_clean else ""
     message = f"{judged.failure.text}; rule {judged.rule}: {judged.action}; {counts}{left}"
-    return JobEvent(kind="Normal" if judged.action == REPLACE else "Warning", reason="PodFailed", message=message)
+    reason = pods.REJECTED if judged.failure.reason == "Rejected" else "PodFailed"
+    return JobEvent(kind="Normal" if judged.action == REPLACE else "Warning", reason=reason, message=message)
 
 
 def _ordered(all_pods: Sequence[Object]) -> list[Object]:
@@ -290,7 +355,7 @@ def _is_ours(pod: Object, *, sets: Mapping[str, Object], desired: Mapping[str, i
     if not pods.is_leaving(pod):
         return False
     owner, ordinal = pods.place(pod)
-    if ordinal >= desired.get(owner, 0):
+    if pods.is_gated(pod) or ordinal >= desired.get(owner, 0):
         return True
     found = sets.get(owner) or {}
     told, generation = found.get("status") or {}, (found.get("metadata") or {}).get("generation")

@@ -210,7 +210,8 @@ def _suspended(view: _JobView, *, why: str, held: Held | None = None) -> JobDeci
             "start_time": None,
             "queue": None,
             "tokens_per_second": None,
-            "seen_failures": failures.mark_as_seen(before, all_pods=observed.pods),
+            "seen_failures": failures.mark_as_seen(before, all_pods=observed.pods, rejected=observed.rejected),
+            "holds": (),
         }
     )
     plans = replicas.plan(observed, before=before, halted=why)
@@ -247,14 +248,16 @@ def _running(view: _JobView) -> JobDecision:
     if changed := next(filter(None, map(pods.changed_data, observed.pods)), ""):
         return _awaiting_data(view, changed)
     plans = replicas.plan(observed, before=before, admitted=admission.admitted(observed))
+    desired, seen = _desired(view.job, plans), [*observed.pods, *observed.rejected]
     counted = failures.count_restarts(
         before,
         policy=spec.failure_policy,
-        all_pods=observed.pods,
+        all_pods=seen,
         sets=observed.sets,
-        desired=_desired(view.job, plans),
+        desired=desired,
         now=view.observed.now,
     )
+    holds = failures.hold_sets(before, new=counted.new, all_pods=seen, desired=desired, now=observed.now)
     status = before.model_copy(
         update={
             "start_time": before.start_time or stamp(view.observed.now),
@@ -262,6 +265,7 @@ def _running(view: _JobView) -> JobDecision:
             "restarts": counted.restarts,
             "ignored_restarts": counted.ignored,
             "seen_failures": counted.seen,
+            "holds": holds,
         }
     )
     reported = failures.failure_events(counted, most_restarts=spec.failure_policy.max_restarts)
@@ -281,7 +285,11 @@ def _running(view: _JobView) -> JobDecision:
     return replace(
         decision,
         events=(*_started(before), *_scaled(plans), *reported, *unreadable, *_dear(view, status)),
-        delete_pods=(*counted.delete_pods, *replicas.outdated_pods(observed)),
+        delete_pods=(
+            *counted.delete_pods,
+            *replicas.outdated_pods(observed),
+            *failures.released_pods(observed.pods, held=decision.wanted.held),
+        ),
         unreachable=ready.reason == readiness.UNREACHABLE,
         requeue_after_s=_next_reconcile_s(view, status, deadline_s=deadline_s, plans=plans),
     )
@@ -350,6 +358,7 @@ def _next_reconcile_s(
     resync_s = view.settings.resync_s
     if any(plan.state is not None for plan in plans):  # we scale one
         resync_s = min(resync_s, AUTO_RECONCILE_S)
+    resync_s = min(resync_s, *failures.held_sets(status, now=view.observed.now).values(), resync_s)
     return resync_s if left_s is None else min(left_s, resync_s)
 
 
@@ -400,6 +409,7 @@ def _decision(
             keeps_checkpoints=annotations.get(names.ANNOTATION_KEEP_CHECKPOINTS) == "true",
             requested={plan.name: plan.requested for plan in plans if plan.requested is not None},
             asked={plan.name: plan.asked for plan in plans},
+            held=frozenset(failures.held_sets(status, now=view.observed.now)),
         ),
         status=job_status.plain_status(whole),
         pool_statuses={plan.name: job_status.plain_status(plan.status) for plan in plans},

@@ -120,7 +120,7 @@ def _refused_trainer(job: RLJob, member: MemberView) -> Iterator[UserError]:
     if rule:
         yield UserError(field="spec.trainer.clusterName", rule=rule, got=member.cluster, fix=fix)
     checkpoints = job.spec.storage.checkpoints
-    part = "claimName" if checkpoints.resume_from is None else "resumeFrom"
+    part = "resumeFrom" if checkpoints.resume_from else "weightsFrom" if checkpoints.weights_from else "claimName"
     if checkpoints.given_claim:  # it is one of the member's
         volume = {"claimName": checkpoints.given_claim}
         yield from _named_objects(f"spec.storage.checkpoints.{part}", volume, member=member)

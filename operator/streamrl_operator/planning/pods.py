@@ -25,6 +25,8 @@ from streamrl_operator.planning.values import Object, Observed, seconds_since
 ROLE_TRAINER, ROLE_TRAINER_WORKER, ROLE_GENERATOR, ROLE_AGENTS = "trainer", "trainer-worker", "generator", AGENTS
 LABEL_REVISION = "controller-revision-hash"
 """Of a StatefulSet's pods: the template that they were made from."""
+REJECTED = "PodRejected"
+"""Reason of a condition and of an event."""
 _BEGINNING = ("", "ContainerCreating", "PodInitializing")
 """Waiting reasons of a container that will start soon."""
 _NO_IMAGE = ("ErrImagePull", "ImagePullBackOff")
@@ -132,6 +134,17 @@ def containers(pod: Object) -> Iterator[Mapping[str, Any]]:
     yield from status(pod).get("containerStatuses") or ()
 
 
+def has_run(pod: Object) -> bool:
+    """Check whether any of its containers has started."""
+    states = (one.get(life) or {} for one in containers(pod) for life in ("state", "lastState"))
+    return any(state.get(kind) is not None for state in states for kind in ("running", "terminated"))
+
+
+def is_gated(pod: Object) -> bool:
+    """Check whether it was made to wait, since pods before it were rejected."""
+    return any(gate.get("name") == names.GATE for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
+
+
 def last_word(pod: Object) -> Mapping[str, Any] | None:
     """The status that the scheduler left in its termination message when the run had ended; None: it has not, or says so otherwise.
 
@@ -183,6 +196,9 @@ def first_waiting_reason(pods: Sequence[Object]) -> WaitingReason | None:
 
 
 def _node(pod: Object) -> WaitingReason | None:
+    if is_gated(pod):
+        message = f"pod {name(pod)} waits: kubelets rejected pods before it (status.holds says until when)"
+        return WaitingReason(reason=REJECTED, message=message)
     scheduled = condition(pod, "PodScheduled")
     if scheduled is not None and scheduled.get("status") == "False":
         reason = str(scheduled.get("reason") or "Unschedulable")

@@ -326,8 +326,12 @@ def _of_pool(observed: Observed, *, pool: str, most_away: int) -> Iterator[str]:
 
 
 def newest_revision(found: Object | None) -> str:
-    """Of a StatefulSet; empty where it replaces its pods itself, or its controller has not seen the newest template yet."""
-    if found is None or ((found.get("spec") or {}).get("updateStrategy") or {}).get("type") != _ON_DELETE:
+    """Of a StatefulSet; empty where it replaces its pods itself, its new pods wait, or its controller has not seen the newest template yet."""
+    if (
+        found is None
+        or pods.is_gated((found.get("spec") or {}).get("template") or {})
+        or ((found.get("spec") or {}).get("updateStrategy") or {}).get("type") != _ON_DELETE
+    ):
         return ""
     status = found.get("status") or {}
     is_seen = int(status.get("observedGeneration") or 0) >= int(found["metadata"].get("generation") or 0)

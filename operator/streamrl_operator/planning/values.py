@@ -115,6 +115,8 @@ class Observed:
     """StatefulSets, by name, of all clusters. What is of a member says so by its label (`pods.cluster_of`)."""
     pods: Sequence[Object] = ()
     """Of all clusters."""
+    rejected: Sequence[Object] = ()
+    """Pods that kubelets rejected and that are gone by now, the last few: their StatefulSets replace them at once."""
     exposed: Object | None = None
     """The Service by which other clusters reach the scheduler, from where that is."""
     members: Mapping[str, MemberView] = field(default_factory=dict)
@@ -212,6 +214,8 @@ class DesiredRun:
     """Pool -> pods if its queue admitted them all."""
     workloads: Mapping[str, WantedWorkload] = field(default_factory=dict)
     """By name."""
+    held: frozenset[str] = frozenset()
+    """StatefulSets whose new pods wait (`failures.hold_sets`)."""
     placements: Mapping[str, PodPlacement] = field(default_factory=dict)
     """By pod set: `trainer`, `trainer-workers`, or the pool's name."""
 

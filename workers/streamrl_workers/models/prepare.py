@@ -3,6 +3,7 @@
 - `scratch`: built, warmed up and saved as `DIR/<hash>`, or taken from there. The hash covers all that determines the
   result (`recipe_hash`). Invariant: `DIR/<hash>` is whole or absent; it is written beside and renamed.
 - `path`, `huggingFace`: resolved to a directory; a hub model at exactly the revision asked for.
+- The trained model of another run (`weightsFrom`), in place of all these.
 - A teacher is fetched as well, and its tokenizer compared.
 - A data set of the hub is fetched here too, and a chat template tried.
 
@@ -46,6 +47,7 @@ from streamrl_workers.models.load import MODEL_PATTERNS, count_parameters, downl
 from streamrl_workers.models.scratch import build_model, build_tokenizer
 from streamrl_workers.models.warm_up import Survey, take_survey, warm_up, warm_up_pairs
 from streamrl_workers.process.shutdown import watch_parent
+from streamrl_workers.stream.earlier_runs import take_model
 from streamrl_workers.stream.object_store import StoreUnavailableError, local_directory, make_directory
 from streamrl_workers.stream.run_folder import write_model_path
 from streamrl_workers.tasks.dataset import MixedDataset, open_dataset
@@ -83,6 +85,7 @@ def main() -> int:
                 read_job(arguments.job).spec,
                 cache_dir=arguments.cache,
                 base_dir=Path(os.environ.get(keys.ENV_CODE_DIR) or arguments.job.parent),
+                store_dir=Path(store) if (store := os.environ.get(keys.ENV_STORE_DIR)) else None,
                 report=lambda event: print(json.dumps(event), file=output, flush=True),
             )
             if arguments.result is not None:
@@ -97,10 +100,12 @@ def main() -> int:
     return EXIT_DONE
 
 
-def prepare(spec: RLJobSpec, *, cache_dir: Path, base_dir: Path, report: Report) -> Path:
-    """Make the model of `spec` ready and return its directory."""
-    model = spec.model
-    if model.scratch is not None:
+def prepare(spec: RLJobSpec, *, cache_dir: Path, base_dir: Path, report: Report, store_dir: Path | None = None) -> Path:
+    """Make the model of `spec` ready and return its directory. `store_dir`: of the job on its volume; None: a local run."""
+    model, weights_from = spec.model, spec.storage.checkpoints.weights_from
+    if weights_from is not None and store_dir is not None:
+        directory = take_model(weights_from, store=store_dir)
+    elif model.scratch is not None:
         directory = _prepare_scratch(spec, scratch=model.scratch, cache_dir=cache_dir, base_dir=base_dir, report=report)
     elif model.hugging_face is not None:
         directory = download(model.hugging_face)

@@ -216,7 +216,7 @@ def _adopted(environment: SchedulerEnvironment, job: RLJob) -> Adopted | None:
         environment.run_dir / FILE_JOURNAL
     ).exists()  # what it took over may be gone with a volume: the copies have it
     if resume_from is not None and environment.job_is_elsewhere and not has_begun:
-        adopt_from_volume(resume_from, store=environment.store_dir)
+        adopt_from_volume(resume_from, store=environment.store_dir, steps=job.spec.pipeline.steps)
     return read_adopted(environment.store_dir)
 
 

@@ -48,7 +48,13 @@ def _stateful_sets(plan: JobPlan) -> list[Built]:
 
 
 def _templates(plan: JobPlan, sets: list[Built]) -> dict[str, Built]:
-    return {each["metadata"]["name"].removeprefix(f"{plan.name}-"): each["spec"]["template"] for each in sets}
+    """Without the gate of a set that is held: a queue admits what pods ask for."""
+    templates = {each["metadata"]["name"].removeprefix(f"{plan.name}-"): each["spec"]["template"] for each in sets}
+    return {
+        pod_set: template
+        | {"spec": {key: value for key, value in template["spec"].items() if key != "schedulingGates"}}
+        for pod_set, template in templates.items()
+    }
 
 
 __all__ = ["plan_objects", "pod_templates", "pool_replicas"]

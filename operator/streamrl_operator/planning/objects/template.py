@@ -33,6 +33,9 @@ _SKIP_CONTAINERS = {"eks.amazonaws.com/skip-containers": ",", "azure.workload.id
 """Annotation of a pod that names containers which a cloud's webhook gives no token of the account -> what stands between two names."""
 _OWNER_AND_GROUP_READ = 0o440
 _REVISIONS_KEPT = 2
+_ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"partition": 0}}
+"""The API server's default. Written, it is ours, and goes when the strategy changes: one of OnDelete must not have it."""
+_GATED = {"schedulingGates": [{"name": names.GATE}]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class Template:
 def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template, on_delete: bool = False) -> Built:
     """A StatefulSet; all of its pods start and end at once. `on_delete`: the operator replaces them after a change (`planning/replicas.py`)."""
     selector = plan.selector(role=template.role, pool=template.pool)
+    held = name in plan.wanted.held
     admitted = plan.wanted.placements.get(name.removeprefix(f"{plan.name}-"))
     placement = admitted or PodPlacement()
     spec = {
@@ -66,11 +70,12 @@ def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template,
         "serviceName": name,
         "podManagementPolicy": "Parallel",  # the ordered one waits for ever to replace a pod that is not ready
         "revisionHistoryLimit": _REVISIONS_KEPT,
-        **({"updateStrategy": {"type": "OnDelete"}} if on_delete else {}),
+        # Pods that run stay while the template has a gate.
+        "updateStrategy": {"type": "OnDelete"} if on_delete or held else _ROLLING,
         "selector": {"matchLabels": selector},
         "template": {
             "metadata": _metadata(template, labels=plan.labels(pool=template.pool) | selector, placement=placement),
-            "spec": _pod_spec(plan, template, selector=selector, placement=placement),
+            "spec": _pod_spec(plan, template, selector=selector, placement=placement) | (_GATED if held else {}),
         },
     }
     built = plan.object("apps/v1", "StatefulSet", name, pool=template.pool, spec=spec)

@@ -215,3 +215,12 @@ def test_a_refused_namespace_is_whole_only_when_all_of_it_is_listed_again() -> N
     assert not cache_sync.is_whole("a")
     cache_sync.listed("a", RLJOB)
     assert cache_sync.is_whole("a")
+
+
+def test_the_last_pods_that_were_deleted_as_failed_are_remembered(store: Store) -> None:
+    for life in range(10):
+        pod = thing("p", 2 * life + 1, uid=f"u{life}", status={"phase": "Pending"})
+        store.put(pod)
+        store.remove(thing("p", 2 * life + 2, uid=f"u{life}", status={"phase": "Failed" if life else "Running"}))
+    assert [pod["metadata"]["uid"] for pod in store.failed_of_job(NS, "a")] == [f"u{life}" for life in range(2, 10)]
+    assert (store.failed_of_job(NS, "b"), store.of_job(NS, "a")) == ([], [])

@@ -69,7 +69,32 @@ CRASH = {"restarts": 1, "last": 1}
         (generator(disruption="EvictionByEvictionAPI", leaving=True), "Deleted", "Generator", REPLACE),
         (generator(disruption="TerminationByKubelet", phase="Failed"), "Evicted", "Generator", REPLACE),
         (generator(phase="Failed", reason="Evicted"), "Evicted", "Generator", REPLACE),
-        (generator(phase="Failed", reason="OutOfcpu"), "Error", "Generator", RESTART),
+        *(
+            (generator(phase="Failed", reason=reason), "Rejected", "Generator", REPLACE)
+            for reason in (
+                "UnexpectedAdmissionError",
+                "OutOfcpu",
+                "OutOfnvidia.com/gpu",
+                "NodeAffinity",
+                "TopologyAffinityError",
+                "SysctlForbidden",
+            )
+        ),
+        (generator(phase="Failed", reason="Shutdown"), "Evicted", "Generator", REPLACE),
+        (trainer(phase="Failed", reason="NodeAffinity", leaving=True), "Rejected", "Trainer", REPLACE),
+        (
+            generator(phase="Failed", reason="OutOfpods", containers=[container("generator", code=137)]),
+            "Rejected",
+            "Generator",
+            REPLACE,
+        ),
+        (
+            generator(phase="Failed", reason="Odd", containers=[container("generator", code=1)]),
+            "Error",
+            "Generator",
+            RESTART,
+        ),
+        (generator(phase="Failed"), "Error", "Generator", RESTART),
         (generator(leaving=True), "Deleted", "Generator", REPLACE),
         (agents(containers=[container("agent-link", **CRASH)]), "Error", "Agents", RESTART),
         (agents(containers=[container("agent-link", code=2)]), "Error", "Agents", FAIL),
@@ -114,6 +139,7 @@ OOM_OF_GENERATORS = {"role": "Generator", "onReasons": ["OOMKilled"], "action": 
         ([{"onExitCodes": [3, 4], "action": FAIL}], trainer_whose(code=4), "r0", FAIL),
         ([{"onExitCodes": [3], "action": FAIL}], trainer(leaving=True), "default", REPLACE),
         ([{"onReasons": ["Deleted"], "action": RESTART}], trainer(leaving=True), "r0", RESTART),
+        ([{"onReasons": ["Rejected"], "action": FAIL}], trainer(phase="Failed", reason="OutOfmemory"), "r0", FAIL),
         ([{"action": REPLACE}, {"action": FAIL}], trainer_whose(code=9), "r0", REPLACE),
         (
             [{"role": "Scheduler", "action": FAIL}, {"action": REPLACE}],
@@ -127,6 +153,48 @@ OOM_OF_GENERATORS = {"role": "Generator", "onReasons": ["OOMKilled"], "action": 
 def test_the_first_rule_that_matches_decides(rules: list[dict], pod: dict, rule: str, action: str) -> None:
     (judged,) = count(pod, rules=policy(*rules)).new
     assert (judged.rule, judged.action) == (rule, action)
+
+
+def rejected(ordinal: int = 0, *, time: int = 0) -> dict[str, Any]:
+    """A generator's pod that a kubelet has refused to start; `time`: how many were before it."""
+    return generator(ordinal, phase="Failed", reason="UnexpectedAdmissionError", uid=f"u-{ordinal}-{time}")
+
+
+def test_pods_that_kubelets_reject_again_and_again_are_not_counted_and_come_slowly() -> None:
+    """Each time a new pod is made as soon as it may be, and is rejected."""
+    before, at_s, waits = RLJobStatus(), 0.0, []
+    for time in range(9):
+        now = NOW + timedelta(seconds=at_s)
+        reported = count(rejected(time=time), before=before, now=now)
+        holds = failures.hold_sets(before, new=reported.new, all_pods=[rejected(time=time)], desired=DESIRED, now=now)
+        before = after(before, reported).model_copy(update={"holds": holds})
+        waits.append(failures.held_sets(before, now=now).get(f"{JOB}-sim", 0.0))
+        at_s += waits[-1] + 1
+    assert (before.restarts, before.ignored_restarts) == (0, 9)
+    assert waits == [0, 10, 20, 40, 80, 160, 300, 300, 300]
+    ready = [generator(0, containers=[container("generator")]), generator(1, containers=[container("generator")])]
+    now = NOW + timedelta(seconds=at_s)
+    assert failures.hold_sets(before, new=(), all_pods=ready[:1], desired=DESIRED, now=now) == before.holds
+    assert failures.hold_sets(before, new=(), all_pods=ready, desired=DESIRED, now=now) == ()
+
+
+def test_pods_that_are_rejected_together_are_one_time() -> None:
+    both = [rejected(0), rejected(1)]
+    first = count(*both)
+    holds = failures.hold_sets(RLJobStatus(), new=first.new, all_pods=both, desired=DESIRED, now=NOW)
+    assert [(hold.name, hold.rejections) for hold in holds] == [(f"{JOB}-sim", 1)]
+    before = RLJobStatus(holds=(holds[0].model_copy(update={"until": stamp(NOW + timedelta(seconds=9))}),))
+    assert failures.hold_sets(before, new=first.new, all_pods=both, desired=DESIRED, now=NOW) == before.holds
+
+
+def test_an_event_says_that_a_kubelet_rejected_a_pod() -> None:
+    reported = count(rejected() | {"status": rejected()["status"] | {"message": "Pod was rejected: no devices"}})
+    (event,) = failures.failure_events(reported, most_restarts=5)
+    assert (event.kind, event.reason) == ("Normal", "PodRejected")
+    assert event.message == (
+        f"pod {JOB}-sim-0 is lost (Rejected): UnexpectedAdmissionError: Pod was rejected: no devices; "
+        "rule default: ReplacePodAndIgnoreMaxRestarts; restarts that count: 0 of 5"
+    )
 
 
 def test_a_container_is_counted_once_through_its_end_its_back_off_and_its_next_life() -> None:

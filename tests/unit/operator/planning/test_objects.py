@@ -16,7 +16,7 @@ from streamrl.spec.rljob import GeneratorPoolSpec
 from streamrl_operator.autoscaler.values import generator_name
 from streamrl_operator.planning import pods
 from streamrl_operator.planning.objects import pool_replicas
-from streamrl_operator.planning.values import DesiredRun
+from streamrl_operator.planning.values import DesiredRun, WantedWorkload
 from support.jobs import simulated_job
 from support.planned import NAMESPACE, SETTINGS, UID, agents_document, find, full_document, full_job, planned
 
@@ -163,6 +163,19 @@ def test_only_ranks_of_the_job_reach_ranks() -> None:
 def test_what_should_run_changes_stateful_sets_alone(wanted: DesiredRun, touched: set[str]) -> None:
     changes = differing(planned(full_job()), planned(full_job(), wanted=replace(wanted, images=SETTINGS.images)))
     assert changes == {("StatefulSet", name) for name in touched}
+
+
+def test_new_pods_of_a_held_set_wait_and_its_queue_is_asked_for_the_same() -> None:
+    wanted = DesiredRun(trainers=1, generators={"auto": 1}, images=SETTINGS.images)
+    workload = {"full": WantedWorkload(pool=None, about={}, counts={"auto": 1})}
+    free, held = (
+        planned(full_job(), wanted=replace(wanted, held=names_held, workloads=workload))
+        for names_held in (frozenset(), frozenset({"full-auto"}))
+    )
+    assert differing(free, held) == {("StatefulSet", "full-auto")}
+    spec = find(held, "StatefulSet", "full-auto")["spec"]
+    assert spec["template"]["spec"]["schedulingGates"] == [{"name": names.GATE}]
+    assert spec["updateStrategy"] == {"type": "OnDelete"}, "pods that run stay"
 
 
 def test_pods_that_are_wanted() -> None:

@@ -211,7 +211,9 @@ class Readings:
         self.at_s += seconds
         status = container("scheduler", waiting=None if self.runs else "CrashLoopBackOff") | {"ready": self.is_ready}
         found = [pod("simulated-trainer-0", init=[status])]
-        cluster = cast(Any, SimpleNamespace(client=self.client, of_job=lambda *_: found))
+        cluster = cast(
+            Any, SimpleNamespace(client=self.client, of_job=lambda *_, failed=False: [] if failed else found)
+        )
         await refresh(
             cluster,
             job_document(),

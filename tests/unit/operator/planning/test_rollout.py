@@ -85,7 +85,7 @@ def test_only_such_a_pool_leaves_its_pods_to_the_operator() -> None:
     document["spec"]["generators"][1]["pod"] = {"maxUnavailable": 3}
     objects = planned(parse_job(document))
     kinds = {
-        name: find(objects, "StatefulSet", f"full-{name}")["spec"].get("updateStrategy")
+        name: find(objects, "StatefulSet", f"full-{name}")["spec"]["updateStrategy"]["type"]
         for name in ("trainer", "fixed", "auto")
     }
-    assert kinds == {"trainer": None, "fixed": None, "auto": {"type": "OnDelete"}}
+    assert kinds == {"trainer": "RollingUpdate", "fixed": "RollingUpdate", "auto": "OnDelete"}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -65,6 +66,28 @@ def test_built_once_then_taken_from_the_cache(tmp_path: Path) -> None:
     assert [event["event"] for event in events] == ["ready"]
     assert (directory / "model.safetensors").stat().st_mtime_ns == written
     assert [path.name for path in tmp_path.iterdir()] == [directory.name]
+
+
+def test_a_job_begins_with_the_trained_model_of_a_run_on_its_volume(tmp_path: Path) -> None:
+    job = document()
+    job["spec"]["storage"] = {"checkpoints": {"weightsFrom": {"claimName": "kept"}}}
+    spec, store, old = parse_job(job).spec, tmp_path / "new-11111111", tmp_path / "old-00000000"
+    (old / keys.DIR_CHECKPOINTS).mkdir(parents=True)
+
+    def take() -> Path:
+        return prepare(spec, cache_dir=store / "models", base_dir=EXAMPLES, report=lambda _: None, store_dir=store)
+
+    with pytest.raises(UserError, match="weightsFrom: must name a run that has ended: its trained model is written"):
+        take()
+    trained, _ = prepared(spec_of(seed=1), tmp_path / "cache")
+    shutil.copytree(trained, old / keys.DIR_EXPORT)
+    directory = take()
+    assert directory.is_relative_to(store / "models"), "all that the container with the user's functions sees"
+    taken, exported = directory / "model.safetensors", old / keys.DIR_EXPORT / "model.safetensors"
+    assert taken.samefile(exported), "no byte is copied on one volume"
+    shutil.rmtree(old)
+    assert take() == directory, "it is the job's own now"
+    assert (store / "models").samefile(directory.parent)
 
 
 def test_the_vocabulary_covers_prompts_targets_and_held_out(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ the checkpoint fits the job's model: the trainer finds that when it loads it.
 `adopted.json` beside the checkpoints is written last. A start that was interrupted before is made again.
 """
 
-import contextlib
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,9 +20,9 @@ from streamrl.keys import DIR_CHECKPOINTS, FILE_ADOPTED
 from streamrl.spec.storage import ResumeFrom
 from streamrl_workers.scheduler.journal.check import CheckpointFact, read_checkpoints
 from streamrl_workers.stream.digests import read_count, read_sealed, seal
+from streamrl_workers.stream.earlier_runs import find_run, link_files, not_taken
 
 _PARTIAL = ".partial-adopted"
-_FIELD = "spec.storage.checkpoints.resumeFrom"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,29 +51,29 @@ def read_adopted(store: Path) -> Adopted | None:
         raise UserError(field=str(file), rule=f"cannot be read: {error}", fix="restore it from a copy") from error
 
 
-def _holds_checkpoints(directory: Path) -> bool:
-    """False also of what may not be looked into, such as `lost+found`."""
-    with contextlib.suppress(PermissionError):
-        return (directory / DIR_CHECKPOINTS).is_dir()
-    return False
-
-
-def adopt_from_volume(given: ResumeFrom, *, store: Path) -> None:
-    """Take over the run that the job names, which lies beside its own directory on the volume. Nothing is done twice.
+def adopt_from_volume(given: ResumeFrom, *, store: Path, steps: int) -> None:
+    """Take over the run that the job of `steps` steps names, which lies beside its own directory on the volume. Nothing is done twice.
 
     Raises:
-        UserError: there is no such run, or it has no checkpoint.
+        UserError: there is no such run, or it has no checkpoint, or no step is left to train.
     """
     if read_adopted(store) is not None:
         return
-    others = [path for path in sorted(store.parent.iterdir()) if path != store and _holds_checkpoints(path)]
-    found = [path for path in others if given.run in (None, path.name)]
-    if len(found) != 1:
-        known = ", ".join(path.name for path in others) or "none"
-        rule = "must name a run on the volume" if len(others) != 1 or given.run else "must name a run"
-        got = given.run or f"{len(found)} runs"
-        raise UserError(field=f"{_FIELD}.run", rule=rule, got=got, fix=f"runs with checkpoints there: {known}")
-    adopt(newest_of(found[0]), source=found[0], store=store)
+    source = find_run(given, store=store, field="resumeFrom")
+    checkpoint = newest_of(source)
+    check_steps_left(checkpoint, steps=steps, weights_alone="storage.checkpoints.weightsFrom in place of resumeFrom")
+    adopt(checkpoint, source=source, store=store)
+
+
+def check_steps_left(checkpoint: CheckpointFact, *, steps: int, weights_alone: str) -> None:
+    """Refuse a checkpoint that has all `steps` of the new run: it would end without training. Raises `UserError`."""
+    if checkpoint.step >= steps:
+        raise UserError(
+            field="spec.pipeline.steps",
+            rule=f"must be above the {checkpoint.step} steps of the run that it goes on from, which count",
+            got=steps,
+            fix=f"give more steps; or take its weights alone and count from 0: {weights_alone}",
+        )
 
 
 def newest_of(run: Path) -> CheckpointFact:
@@ -97,10 +95,7 @@ def adopt(checkpoint: CheckpointFact, *, source: Path, store: Path) -> None:
             store / FILE_ADOPTED, seal(asdict(Adopted(run=source.name, step=step, chain=chain, path=path))).encode()
         )
     except (OSError, shutil.Error) as error:
-        rule = f"cannot be taken over: {getattr(error, 'strerror', None) or error}"
-        raise UserError(
-            field=str(source / path), rule=rule, fix="see that this user may read it, and that there is room"
-        ) from error
+        raise not_taken(source / path, error) from error
 
 
 def _link_tree(source: Path, target: Path) -> None:
@@ -110,15 +105,6 @@ def _link_tree(source: Path, target: Path) -> None:
     partial = target.with_name(_PARTIAL)
     shutil.rmtree(partial, ignore_errors=True)
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(source, partial, symlinks=True, copy_function=_link)
+    link_files(source, partial)
     partial.rename(target)
     sync(target.parent)
-
-
-def _link(source: str, target: str) -> str:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:  # another volume, or one without links
-        shutil.copy2(source, target, follow_symlinks=False)
-        sync(Path(target))
-    return target

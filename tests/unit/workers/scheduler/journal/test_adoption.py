@@ -34,11 +34,11 @@ def _fill(folder: Path, name: str) -> None:
     (folder / "weights").write_text(f"of {name}")
 
 
-def begin(volume: Path, *, given: ResumeFrom = CLAIM, groups: int = 10) -> Recovered:
+def begin(volume: Path, *, given: ResumeFrom = CLAIM, groups: int = 10, steps: int = 9) -> Recovered:
     """The scheduler of the new run starts; its run folder is its store here."""
     store = volume / NEW
     store.mkdir(exist_ok=True)
-    adopt_from_volume(given, store=store)
+    adopt_from_volume(given, store=store, steps=steps)
     journal = JournalWriter(store / FILE_JOURNAL)
     recovered = journal.open(read_adopted(store), first_group=groups)
     journal.close()
@@ -111,6 +111,20 @@ def test_one_of_several_runs_is_named(tmp_path: Path) -> None:
     adopted = read_adopted(tmp_path / NEW)
     assert adopted is not None
     assert adopted.run == "b-2"
+
+
+@pytest.mark.parametrize("steps", [4, 5])
+def test_a_run_without_a_step_left_to_train_is_refused(tmp_path: Path, steps: int) -> None:
+    run_with(tmp_path, "old-00000000", steps=5)
+    with pytest.raises(UserError) as refused:
+        begin(tmp_path, steps=steps)
+    assert str(refused.value) == (
+        f"spec.pipeline.steps: must be above the 5 steps of the run that it goes on from, which count, got {steps}; "
+        "give more steps; or take its weights alone and count from 0: "
+        "storage.checkpoints.weightsFrom in place of resumeFrom"
+    )
+    assert not (tmp_path / NEW / DIR_CHECKPOINTS).exists()
+    assert begin(tmp_path, steps=6).step == 5
 
 
 def test_a_checkpoint_that_cannot_be_read_is_told(tmp_path: Path) -> None:
