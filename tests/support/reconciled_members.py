@@ -46,8 +46,9 @@ class FakeMembers:
     def view(self, _name: str, _key: object, **_: object) -> MemberView:
         return self.seen
 
-    def objects(self, kind: Kind, name: str, _key: object) -> list[Doc]:
-        return copy.deepcopy(self.there.get(kind.kind, []) if name == "east" else [])
+    def objects(self, kind: Kind, name: str, _key: object, *, failed: bool = False) -> list[Doc]:
+        is_there = name == "east" and not failed
+        return copy.deepcopy(self.there.get(kind.kind, []) if is_there else [])
 
     def known(self, kind: Kind, name: str, key: object, of: str) -> Doc | None:
         return next((one for one in self.objects(kind, name, key) if one["metadata"]["name"] == of), None)
