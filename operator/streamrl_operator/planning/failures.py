@@ -297,7 +297,7 @@ def hold_sets(
         was = known.get(name)
         if was is not None and name in waiting:
             holds.append(was)
-        elif name in rejected:
+        elif name in rejected and replicas:
             count = 1 if was is None else was.rejections + 1
             wait_s = _wait_s(count - 1)
             holds.append(SetHold(name=name, rejections=count, until=stamp(now + timedelta(seconds=wait_s))))
@@ -318,13 +318,11 @@ def released_pods(all_pods: Sequence[Object], *, held: Collection[str]) -> tuple
     return tuple(sorted(pods.name(pod) for pod in gated if pods.place(pod)[0] not in held))
 
 
-def mark_as_seen(
-    before: RLJobStatus, *, all_pods: Sequence[Object], rejected: Sequence[Object] = ()
-) -> tuple[str, ...]:
-    """`seenFailures` while no pod is wanted: what goes wrong now is the end that we asked for, and is never counted. `rejected`: gone by now."""
-    leaving = [pod_id(pod) for pod in (*all_pods, *rejected) if pods.is_leaving(pod) or pod in rejected]
+def mark_as_seen(before: RLJobStatus, *, all_pods: Sequence[Object]) -> tuple[str, ...]:
+    """Return `seenFailures` while nothing is counted: all that can be seen now, so that it is never counted later."""
+    lost = [pod_id(pod) for pod in all_pods if _lost(pod) is not None]
     ended = [failure.id for pod in _ordered(all_pods) for failure in failures_of_containers(pod)]
-    return _remembered(before.seen_failures, [*ended, *leaving])
+    return _remembered(before.seen_failures, [*ended, *lost])
 
 
 def failure_events(accounting: RestartAccounting, *, most_restarts: int) -> list[JobEvent]:

@@ -5,7 +5,7 @@
     its queue does not admit it ─▶ no pods, as if suspended (`admission.py`)
     invalid ─▶ what runs stays     suspended, or above `maxCost` ─▶ no pods; the clock stands
     `job.json` is to say something else ─▶ the same, until no pod is left that has read it
-    its scheduler waits for its data ─▶ no generators, nothing is counted
+    its scheduler waits for its data ─▶ the trainer's pods alone, nothing is counted
     else it runs: failures are counted, the deadline is looked at, pools are sized, numbers are shown
 
 Level-triggered: only what is observed counts, and the stored status is part of it. The same observation, with the verdict's
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from streamrl import names
 from streamrl.spec import RLJob
-from streamrl.status import RLJobStatus
+from streamrl.status import RLJobStatus, SetHold
 from streamrl_operator.planning import (
     admission,
     conditions,
@@ -31,6 +31,7 @@ from streamrl_operator.planning import (
 )
 from streamrl_operator.planning.admission import Held
 from streamrl_operator.planning.conditions import COST_ABOVE_MAX, FAILED, READY, SUCCEEDED, SUSPENDED, Aspect
+from streamrl_operator.planning.failures import RestartAccounting
 from streamrl_operator.planning.objects import job_file
 from streamrl_operator.planning.replicas import PoolPlan
 from streamrl_operator.planning.termination import End
@@ -63,6 +64,11 @@ class _JobView:
     def job(self) -> RLJob:
         assert self.observed.job is not None, "asked only of a valid job"
         return self.observed.job
+
+    @property
+    def all_pods(self) -> Sequence[Object]:
+        """Pods that are there, and pods that kubelets rejected and that are gone by now."""
+        return [*self.observed.pods, *self.observed.rejected]
 
     @property
     def store(self) -> str:
@@ -210,7 +216,7 @@ def _suspended(view: _JobView, *, why: str, held: Held | None = None) -> JobDeci
             "start_time": None,
             "queue": None,
             "tokens_per_second": None,
-            "seen_failures": failures.mark_as_seen(before, all_pods=observed.pods, rejected=observed.rejected),
+            "seen_failures": failures.mark_as_seen(before, all_pods=view.all_pods),
             "holds": (),
         }
     )
@@ -248,16 +254,7 @@ def _running(view: _JobView) -> JobDecision:
     if changed := next(filter(None, map(pods.changed_data, observed.pods)), ""):
         return _awaiting_data(view, changed)
     plans = replicas.plan(observed, before=before, admitted=admission.admitted(observed))
-    desired, seen = _desired(view.job, plans), [*observed.pods, *observed.rejected]
-    counted = failures.count_restarts(
-        before,
-        policy=spec.failure_policy,
-        all_pods=seen,
-        sets=observed.sets,
-        desired=desired,
-        now=view.observed.now,
-    )
-    holds = failures.hold_sets(before, new=counted.new, all_pods=seen, desired=desired, now=observed.now)
+    counted, holds = _counted(view, plans)
     status = before.model_copy(
         update={
             "start_time": before.start_time or stamp(view.observed.now),
@@ -295,27 +292,47 @@ def _running(view: _JobView) -> JobDecision:
     )
 
 
+def _counted(view: _JobView, plans: Sequence[PoolPlan]) -> tuple[RestartAccounting, tuple[SetHold, ...]]:
+    """Count what is new, and hold the sets whose pods are rejected."""
+    observed, before, desired = view.observed, view.before, _desired(view.job, plans)
+    counted = failures.count_restarts(
+        before,
+        policy=view.job.spec.failure_policy,
+        all_pods=view.all_pods,
+        sets=observed.sets,
+        desired=desired,
+        now=observed.now,
+    )
+    return counted, failures.hold_sets(
+        before, new=counted.new, all_pods=view.all_pods, desired=desired, now=observed.now
+    )
+
+
 def _awaiting_data(view: _JobView, changed: str) -> JobDecision:
-    """The scheduler alone: the others can do nothing, and their ends without it are no failures. Its container is started again by the kubelet."""
+    """Keep the trainer's pods alone, uncounted: the kubelet starts the scheduler again, and ends of others without it are no failures."""
     observed, before, deadline_s = view.observed, view.before, view.job.spec.active_deadline_seconds
+    plans = replicas.plan(observed, before=before, halted="the data has changed")
+    _, holds = _counted(view, plans)  # what is new decides who waits, and counts for nothing else
     status = before.model_copy(
         update={
             "start_time": before.start_time or stamp(observed.now),
             "queue": None,
             "tokens_per_second": None,
-            "seen_failures": failures.mark_as_seen(before, all_pods=observed.pods),
+            "seen_failures": failures.mark_as_seen(before, all_pods=view.all_pods),
+            "holds": holds,
         }
     )
     end = termination.end_by_deadline(status, deadline_s=deadline_s, now=observed.now)
     if end is not None:
         return _terminated(view, end, status=status)
-    plans = replicas.plan(observed, before=before, halted="the data has changed")
     ready = Aspect(type=READY, holds=False, reason=DATA_CHANGED, message=changed)
     was = conditions.find(before.conditions, READY)
     is_news = was is None or was.reason != DATA_CHANGED
+    decision = _decision(view, status, plans, aspects=conditions.of_job(ready), running=True)
     return replace(
-        _decision(view, status, plans, aspects=conditions.of_job(ready), running=True),
+        decision,
         events=(*_started(before), *_scaled(plans), *((conditions.warning(DATA_CHANGED, changed),) if is_news else ())),
+        delete_pods=failures.released_pods(observed.pods, held=decision.wanted.held),
         requeue_after_s=_next_reconcile_s(view, status, deadline_s=deadline_s),
     )
 

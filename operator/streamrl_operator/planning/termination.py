@@ -106,6 +106,7 @@ def with_end(
             "checkpoint_path": job_status.checkpoint_path(store, result.get("checkpoint")) or before.checkpoint_path,
             "queue": None,
             "tokens_per_second": None,
+            "holds": (),
         }
     )
 

@@ -48,7 +48,7 @@ def _stateful_sets(plan: JobPlan) -> list[Built]:
 
 
 def _templates(plan: JobPlan, sets: list[Built]) -> dict[str, Built]:
-    """Without the gate of a set that is held: a queue admits what pods ask for."""
+    """Return the templates without the gate of a set that is held: a queue admits what pods ask for."""
     templates = {each["metadata"]["name"].removeprefix(f"{plan.name}-"): each["spec"]["template"] for each in sets}
     return {
         pod_set: template

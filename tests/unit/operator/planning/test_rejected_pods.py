@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from streamrl import names
-from support.job_lives import conditions, reported, running
+from support.job_lives import conditions, edited, reported, running
 from support.observed_jobs import JOB, all_ready, carried_out, generator
 
 
@@ -24,3 +24,16 @@ def test_new_pods_of_a_set_wait_while_kubelets_reject_them_and_no_longer() -> No
     assert (waiting.wanted.held, waiting.delete_pods) == (frozenset({f"{JOB}-sim"}), ())
     over = reported(replace(look, pods=[*ready, gated], now=look.now + timedelta(seconds=10)))
     assert (over.wanted.held, over.delete_pods) == (frozenset(), (f"{JOB}-sim-1",))
+
+
+def test_a_job_that_has_ended_holds_no_set() -> None:
+    look = running()
+    for time in range(2):
+        rejected = generator(1, phase="Failed", reason="OutOfcpu", uid=f"u-{time}")
+        look = replace(look, pods=[*all_ready(1), rejected])
+        decision = reported(look)
+        look = carried_out(look, decision, seconds=1)
+    assert decision.status["holds"]
+    ended = reported(edited(look, activeDeadlineSeconds=1))
+    assert conditions(ended)["Failed"] == ("True", "DeadlineExceeded")
+    assert (ended.status.get("holds"), ended.wanted.held) == (None, frozenset())
