@@ -118,8 +118,13 @@ def _created(args: argparse.Namespace) -> RunFolder:
     job = load_job(args.file, overrides=[*args.set, *_model_of(args.weights_from)])
     source = None if args.source is None else store_of(args.source)
     checkpoint = None if source is None else newest_of(source)
-    if checkpoint is not None:
-        check_steps_left(checkpoint, steps=job.spec.pipeline.steps, weights_alone=f"--weights-from {args.source}")
+    if source is not None and checkpoint is not None:
+        check_steps_left(
+            checkpoint,
+            steps=job.spec.pipeline.steps,
+            source=source,
+            weights_alone=f"--weights-from {args.source}",
+        )
     folder = create_folder(job, base_dir=base_dir_of(args.file), parent=Path(DEFAULT_PARENT), path=args.run_dir)
     if source is not None and checkpoint is not None:
         adopt(checkpoint, source=source, store=folder.path)

@@ -20,7 +20,7 @@ STEP_LINE = {
     "tokens": "Their tokens.",
     "length_mean": "Mean tokens of a sample.",
     "length_max": "Tokens of the longest sample.",
-    "truncated": "Samples that ended at a limit of tokens: `maxTokens`, or the model's positions.",
+    "truncated": "Samples of one turn that ended at a limit of tokens: `maxTokens`, or the model's positions.",
     "turns_mean": "Mean turns of a sample.",
     "staleness_mean": "Mean staleness of the groups, in steps.",
     "staleness_max": "Largest staleness, in steps.",

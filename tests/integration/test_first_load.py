@@ -76,6 +76,14 @@ class _ChangedFactor(HfEngine):
         return super().load_weights(version=version, tensors=tensors)
 
 
+class _NanBeside(HfEngine):
+    """Gives NaN beside another sequence, as padding that is not masked may."""
+
+    def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        found = super().score(sequences)
+        return found if len(found) == 1 else [[float("nan")] * len(row) for row in found]
+
+
 class _BatchMates(HfEngine):
     """Computes a sequence otherwise beside a longer one, as a model does whose factors follow the longest of the batch."""
 
@@ -121,7 +129,8 @@ async def test_a_right_engine_generates(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "kind"), [("qwen3", _SwappedLayers), ("llama", _ChangedFactor), (LONGROPE, _BatchMates)]
+    ("family", "kind"),
+    [("qwen3", _SwappedLayers), ("llama", _ChangedFactor), (LONGROPE, _BatchMates), ("qwen3", _NanBeside)],
 )
 async def test_a_wrong_engine_ends_with_one_line_and_no_sample(
     family: str, kind: type[HfEngine], tmp_path: Path
@@ -129,11 +138,17 @@ async def test_a_wrong_engine_ends_with_one_line_and_no_sample(
     save_tiny(family, tmp_path)
     tensors = _published(_trainer(tmp_path))
     named = FAMILIES[family].model_type
-    line = rf"spec\.generators.*hf on a model of family '{named}' differs by [0-9.]+ nats .*at most 0\.001\)"
+    line = rf"spec\.generators.*hf on a model of family '{named}' differs by ([0-9.]+|nan) nats .*at most 0\.001\)"
     engine = _engine(tmp_path, kind=kind)
     with pytest.raises(UserError, match=line):
         await _served(engine, tensors)
     assert engine.active() == 0
+
+
+async def test_one_slot_is_enough(tmp_path: Path) -> None:
+    save_tiny("qwen3", tmp_path)
+    item = await _served(_engine(tmp_path, slots=1), _published(_trainer(tmp_path)))
+    assert item.finish_reason == "length"
 
 
 async def test_a_generator_that_joins_late_is_proved_by_the_version_of_then(tmp_path: Path) -> None:
@@ -191,19 +206,28 @@ def test_the_probe_is_part_of_what_a_version_is_named_by(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("limit", "switches", "reach", "lengths"),
+    ("limit", "most", "switches", "reach", "lengths"),
     [
-        (4096, [], 1000, (64, 128)),
-        (100, [], 1000, (49, 99)),
-        (4096, [512], 1000, (64, 545)),  # crossed, by as many tokens as an engine compares
-        (4096, [512], 512, (64, 128)),  # no completion is so long
-        (4096, [100], 50, (50, 100)),  # nor may the probe be
-        (4096, [16, 512], 1000, (15, 545)),
-        (2, [], 1000, (0, 0)),
+        (4096, 2048, [], 1000, (64, 128)),
+        (100, 2048, [], 1000, (49, 99)),
+        (4096, 2048, [512], 1000, (64, 545)),  # crossed, by as many tokens as an engine compares
+        (4096, 2048, [512], 512, (64, 128)),  # no sample is so long
+        (4096, 2048, [100], 50, (50, 100)),  # nor may the probe be
+        (4096, 2048, [16, 512], 1000, (15, 545)),
+        (4096, 500, [512], 1000, (64, 128)),  # more than a forward pass takes
+        (400, 2048, [380], 1000, (64, 128)),  # no room for the tokens after it
+        (2, 2048, [], 1000, (0, 0)),
     ],
 )
-def test_lengths_of_the_probe(limit: int, switches: list[int], reach: int, lengths: tuple[int, int]) -> None:
-    sequences = probe_tokens(list(range(5, 30)), begin=[1], limit_tokens=limit, switches=switches, reach_tokens=reach)
+def test_lengths_of_the_probe(limit: int, most: int, switches: list[int], reach: int, lengths: tuple[int, int]) -> None:
+    sequences = probe_tokens(
+        list(range(5, 30)),
+        begin=[1],
+        limit_tokens=limit,
+        most_tokens=most,
+        switches=switches,
+        reach_tokens=reach,
+    )
     assert tuple(map(len, sequences)) == lengths
     assert all(one[0] == 1 and set(one[1:]) <= set(range(5, 30)) for one in sequences if one)
 

@@ -58,7 +58,7 @@ async def _share(
     job = bf16_job(rate, engine={"hf": {"slots": 8}})
     trainer = Bf16Trainer(job, folder=folder, checkpoints=tmp_path)
     model = load_structure(str(folder), dtype=torch.bfloat16)
-    engine = HfEngine(model=model, tokenizer=load_tokenizer(str(folder)), slots=8)
+    engine = HfEngine(model=model, tokenizer=load_tokenizer(str(folder)), end_ids=frozenset(), slots=8)
     follower = Follower(engine, job, folder=folder)
     asked = _sequences(sequences)
 
@@ -96,7 +96,7 @@ async def test_updates_reach_the_passes_in_bfloat16(folder: Path, tmp_path: Path
 def test_a_base_is_loaded_once_and_another_one_again(folder: Path, tmp_path: Path) -> None:
     trainer = Bf16Trainer(bf16_job(1e-4, engine={"hf": {"slots": 1}}), folder=folder, checkpoints=tmp_path)
     model = load_structure(str(folder), dtype=torch.bfloat16)
-    engine = HfEngine(model=model, tokenizer=load_tokenizer(str(folder)), slots=1)
+    engine = HfEngine(model=model, tokenizer=load_tokenizer(str(folder)), end_ids=frozenset(), slots=1)
     first = trainer.tensors()
     engine.load_weights(version=0, tensors=first)
     norm = model.get_parameter("model.norm.weight")
@@ -121,7 +121,10 @@ def test_a_base_is_loaded_once_and_another_one_again(folder: Path, tmp_path: Pat
 def test_an_adapter_of_no_linear_layer_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
     trainer = Bf16Trainer(bf16_job(1e-4, engine={"hf": {"slots": 1}}), folder=folder, checkpoints=tmp_path)
     engine = HfEngine(
-        model=load_structure(str(folder), dtype=torch.bfloat16), tokenizer=load_tokenizer(str(folder)), slots=1
+        model=load_structure(str(folder), dtype=torch.bfloat16),
+        tokenizer=load_tokenizer(str(folder)),
+        end_ids=frozenset(),
+        slots=1,
     )
     name, size = "model.embed_tokens.weight", len(CHARS) + 1
     parts = {"lora_A": torch.zeros(2, 512), "lora_B": torch.zeros(size, 2), "lora_scaling": torch.tensor(1.0)}

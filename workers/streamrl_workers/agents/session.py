@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from streamrl.proto.literals import unmarked
 from streamrl.spec.task import AgentSpec
 from streamrl_workers.agents.transcript import (
     Answer,
@@ -156,13 +157,13 @@ class AgentSession:
         if self._transcript.answers >= spec.max_turns:
             self.full = True
             raise BadRequestError(f"the sample has had its {spec.max_turns} turns", code="max_turns")
-        self._left_chars -= len(reading.text) if self._transcript.answers else 0
+        self._left_chars -= len(unmarked(reading.text)) if self._transcript.answers else 0
         self._transcript.accept(ask)
         self._following.set_result(reading)
 
     def _check_length(self, reading: Reading) -> None:
         """A new context is longer than what a conversation gains, so its bound is what the sample has left."""
-        most, chars = self._source.spec.max_observation_chars, len(reading.text)
+        most, chars = self._source.spec.max_observation_chars, len(unmarked(reading.text))
         if chars > most and not reading.context:
             rule = f"a request adds {chars} characters, and maxObservationChars is {most}"
         elif chars > self._left_chars:

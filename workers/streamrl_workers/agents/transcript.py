@@ -425,7 +425,7 @@ def _digest(value: object) -> bytes:
 
 
 def _by_value(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """The same for JSON of the same value: `1.0` is `1`, and `1e23` is that integer, not the double next to it."""
+    """Return a form that is equal for JSON of equal value: `1.0` is `1`, and `1e23` is that integer, not the double next to it."""
     match value:
         case float() if value.is_integer():
             return int(Decimal(repr(value)))

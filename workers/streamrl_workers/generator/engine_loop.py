@@ -255,10 +255,7 @@ class EngineLoop:
         """
         try:
             tensors, probe = take_probe(pulled.tensors)
-            is_first = self._engine.version is None
             late = self._engine.load_weights(version=pulled.version.step, tensors=tensors)
-            if is_first and probe is not None:
-                self._prover.prove(self._engine, probe)
         except ValueError as error:
             if isinstance(error, UserError):
                 raise
@@ -269,6 +266,8 @@ class EngineLoop:
                     fix="take a model that this engine supports, and the same one as the trainer",
                 ) from error
             return [], f"the engine refuses them: {error}"  # and keeps the old ones
+        if self._version is None and probe is not None:
+            self._prover.prove(self._engine, probe)
         return late, ""
 
     async def _in_engine(self, call: Callable[[], _T]) -> _T:

@@ -35,7 +35,7 @@ SEQUENCE_CLIP_STEPS = 5
 """In a row: single steps of few sequences are above it by chance."""
 
 TRUNCATED_BOUND = 0.9
-"""Share of samples that end at a limit. Above it from the first step on, hardly any answer has an end that the run knows."""
+"""Share of samples without turns that end at a limit. Above it, hardly any answer has an end that the run knows."""
 
 DIFF_HIGH, SEQUENCES_CLIPPED, ANSWERS_TRUNCATED = "TrainInferLogprobDiffHigh", "SequencesClipped", "AnswersTruncated"
 WARNINGS = (DIFF_HIGH, SEQUENCES_CLIPPED, ANSWERS_TRUNCATED)
@@ -46,8 +46,8 @@ _CLIPPED_MESSAGE = (
     "to truncatedImportance"
 )
 _TRUNCATED_MESSAGE = (
-    f"more than {TRUNCATED_BOUND:.0%} of the answers end at a limit of tokens, since the first step: look at some with streamrl samples; if they "
-    "are cut off, raise sampling.maxTokens; if they run on behind their end, no end token is known of what the model writes there: add it to "
+    f"more than {TRUNCATED_BOUND:.0%} of a step's answers end at a limit of tokens: look at some with streamrl samples; if they are cut off, "
+    "raise sampling.maxTokens; if they continue after their end, the run does not know the end token that the model writes: add it to "
     "eos_token_id in the model's generation_config.json, or to sampling.stop"
 )
 
@@ -98,7 +98,7 @@ def steps_above(
 ) -> dict[str, int]:
     """How many steps in a row, this one included, were above each bound; a step that measured nothing changes nothing.
 
-    `truncated`: share of the step's samples that ended at a limit of tokens.
+    `truncated`: share of the step's samples that have no turns and ended at a limit of tokens.
     """
     diffs = [value for at, value in read(metrics, measure=MEAN).items() if at.lag == LAGS[0]]
     clipped = [metrics[CLIPPED]] if metrics.get("forward_tokens") and CLIPPED in metrics else []
@@ -123,15 +123,14 @@ def warnings(line: Mapping[str, Any], *, bound: LogprobDiffBound) -> Iterator[Tr
         yield TrainingWarning(type=DIFF_HIGH, message=_diff_message(line["trainer"], bound=bound))
     if above.get(CLIPPED, 0) >= SEQUENCE_CLIP_STEPS:
         yield TrainingWarning(type=SEQUENCES_CLIPPED, message=_CLIPPED_MESSAGE)
-    if above.get(TRUNCATED, 0) > line.get("step", 0):
+    if above.get(TRUNCATED, 0) > 0:
         yield TrainingWarning(type=ANSWERS_TRUNCATED, message=_TRUNCATED_MESSAGE)
 
 
 def new_warnings(line: Mapping[str, Any], *, bound: LogprobDiffBound) -> list[TrainingWarning]:
     """Those that begin to hold with this step."""
     before = {name: count - 1 for name, count in line.get("above_bound", {}).items()}
-    earlier = {**line, "step": max(line.get("step", 0) - 1, 0), "above_bound": before}
-    known = {one.type for one in warnings(earlier, bound=bound)}
+    known = {one.type for one in warnings({**line, "above_bound": before}, bound=bound)}
     return [one for one in warnings(line, bound=bound) if one.type not in known]
 
 

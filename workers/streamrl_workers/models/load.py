@@ -144,8 +144,9 @@ def load_encoder(model_path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerB
 
 
 def _tokenizer(model_path: str) -> PreTrainedTokenizerBase:
+    """Load tokenizer.json alike in all processes: where mistral_common is installed, as with vLLM, its own format would come first."""
     tokenizer: PreTrainedTokenizerBase = _translated(
-        lambda: AutoTokenizer.from_pretrained(model_path, **_SAFE),
+        lambda: AutoTokenizer.from_pretrained(model_path, mistral_format=False, **_SAFE),
         what="tokenizer",
         path=model_path,
     )

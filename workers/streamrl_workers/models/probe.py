@@ -36,7 +36,7 @@ PROBE = "streamrl.probe"
 """Name of the tensor beside those of the model."""
 SHORT_TOKENS, LONG_TOKENS = 64, 128
 COMPARED_TOKENS = 32
-"""Tokens behind a switch that an engine can compare."""
+"""Tokens after a switch that an engine compares."""
 FLOOR = {"FP32": 1e-3, "BF16": 0.05}
 """Difference that is never a fault, in nats."""
 PROBE_TEXT = """\
@@ -44,9 +44,9 @@ A train leaves the station at nine and travels west at 60 kilometres an hour. A 
 second one reach the first? Let t be the hours after ten. Then 90t = 60t + 60, so 30t = 60 and t = 2: they meet at noon. Write a function
 that returns the largest of three numbers: def largest(a, b, c): return max(a, max(b, c)). The river rose all night, and by morning the lower
 road was under water, so the children walked to school along the old railway line. "What do you see?" she asked. He said that the hills were
-blue in the distance, that a heron stood in the reeds, and that nobody else had come this way since the snow melted in March.
+blue in the distance, that a heron stood in the reeds, and that the path had been empty since the snow melted in March.
 """
-"""Text that models of natural language expect: on random tokens the rounding of bfloat16 alone would be some hundredths of a nat."""
+"""Text that models of natural language expect: on random tokens the rounding of bfloat16 alone is near 0.05 nats."""
 TEXT_VOCABULARY = 1000
 """A tokenizer of fewer tokens is of characters or of a task's own words: it may not know those of a text."""
 _SPREADS = 5
@@ -55,14 +55,20 @@ _CEILING = 10
 
 
 class Scorer(Protocol):
-    """What an engine does here."""
+    """Engine that returns log-probs."""
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """See `Engine.score`."""
 
 
 def probe_tokens(
-    texts: Sequence[int], *, begin: Sequence[int], limit_tokens: int, switches: Sequence[int], reach_tokens: int
+    texts: Sequence[int],
+    *,
+    begin: Sequence[int],
+    limit_tokens: int,
+    most_tokens: int,
+    switches: Sequence[int],
+    reach_tokens: int,
 ) -> tuple[list[int], list[int]]:
     """Return the short and the long sequence; empty ones where the model has no room.
 
@@ -70,13 +76,15 @@ def probe_tokens(
         texts: ids to take, from the first on, and again from the first.
         begin: ids that the tokenizer puts before each text.
         limit_tokens: what the model has positions for.
+        most_tokens: of a sequence that crosses a switch: a longer one does not fit a forward pass.
         switches: lengths up to which it computes in one way, and above in another.
-        reach_tokens: length of the job's longest completion.
+        reach_tokens: length of the job's longest sample.
     """
-    room = min([limit_tokens - 1, *(switch for switch in switches if switch >= reach_tokens)])
-    crossed = [switch + 1 + COMPARED_TOKENS for switch in switches if switch < reach_tokens]
-    long = min(room, max([LONG_TOKENS, *crossed]))
-    short = min([SHORT_TOKENS, long // 2, *(switch - 1 for switch in switches)])
+    most = min(limit_tokens - 1, max(most_tokens, LONG_TOKENS))
+    crossed = [one for one in switches if one < reach_tokens and one + 1 + COMPARED_TOKENS <= most]
+    long = max([LONG_TOKENS, *(one + 1 + COMPARED_TOKENS for one in crossed)])
+    long = min([most, long, *(one for one in switches if one not in crossed)])
+    short = min([SHORT_TOKENS, long // 2, *(one - 1 for one in switches)])
     if short < len(begin) + 2 or not texts:
         return [], []
     drawn = itertools.cycle(texts)
@@ -125,8 +133,9 @@ class Prover:
             log.warning("%s has no room for %d tokens: its first load is not proved", self.engine, len(short))
             return
         bound = self.bound(_distance(alone, equal))
-        fault = max(_distance(*pair) for pair in ((alone, wanted[0]), (beside, wanted[0]), (longer, wanted[1])))
-        if not fault <= bound:
+        faults = [_distance(*pair) for pair in ((alone, wanted[0]), (beside, wanted[0]), (longer, wanted[1]))]
+        if not all(fault <= bound for fault in faults):  # NaN is above
+            fault = max(faults, key=lambda one: (math.isnan(one), one))
             raise UserError(
                 field="spec.generators[].engine",
                 rule=f"must give the log-probs of the trainer, and {self.engine} on a model of family "
@@ -137,7 +146,7 @@ class Prover:
     def prove_alone(self, alone: Sequence[float], beside: Sequence[float], *, family: str) -> None:
         """Raise `UserError` if the log-probs of a sequence change with the others in its forward pass."""
         fault, bound = _distance(alone, beside), FLOOR[self.precision]
-        if fault > bound:
+        if fault > bound:  # NaN: broken weights, which the first step counts
             raise UserError(
                 field="spec.model",
                 rule=f"must give each sample the same log-probs beside others, and family {family!r} in trainer engine {self.engine} "

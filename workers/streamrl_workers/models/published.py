@@ -55,12 +55,14 @@ class Parameters:
     def __init__(self, model: PreTrainedModel) -> None:
         """`model` may be on the device `meta`, if it is only compared with."""
         layout = CheckpointLayout(model.config)
+        self.own_names: dict[str, str] = {}
+        """Names in the model's `state_dict()`, by those of a checkpoint."""
         self._owners: dict[str, torch.Tensor] = {}
         self._tensors: dict[str, torch.Tensor] = {}  # views into the owners
         with torch.no_grad():
             for own, tensor in model.state_dict(keep_vars=True).items():
                 for name, part in layout.parts(own, tensor):
-                    self._owners[name], self._tensors[name] = tensor, part
+                    self.own_names[name], self._owners[name], self._tensors[name] = own, tensor, part
 
     def check(self, tensors: Mapping[str, TensorBytes]) -> None:
         """Raise ValueError unless `tensors` are the whole model."""
@@ -146,13 +148,13 @@ def _check_shapes(name: str, adapter: Adapter, *, shape: torch.Size) -> None:
 
 
 def is_loaded(base: Mapping[str, TensorBytes], *, loaded: Mapping[str, TensorBytes]) -> bool:
-    """Whether `base` is in the very buffers that were loaded before: published bytes never change, so it is the same."""
+    """Return whether `base` is in the very buffers that were loaded before: published bytes never change, so it is the same."""
     return base.keys() == loaded.keys() and all(base[name].data is loaded[name].data for name in base)
 
 
 @torch.inference_mode()
 def merged(tensors: Mapping[str, TensorBytes]) -> dict[str, TensorBytes]:
-    """The model's tensors, adapters merged in: those become float32. Without adapters they are what was given.
+    """Return the model's tensors with adapters merged: those become float32. Without adapters they are what was given.
 
     Raises:
         ValueError: as `split`.

@@ -92,5 +92,10 @@ def row_positions(lengths_B: Sequence[int], *, width: int) -> torch.Tensor:
 
 
 def own_positions(positions_BL: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Return what a decoder takes beside its tokens: nothing where it numbers them itself, as some can only do."""
-    return {} if positions_BL is None else {"position_ids": positions_BL}
+    """Return what a decoder takes beside its tokens: nothing where it numbers them itself, as some can only do.
+
+    The mask hides nothing. Without one, transformers takes repeated positions for packed sequences and builds a mask of L x L.
+    """
+    if positions_BL is None:
+        return {}
+    return {"position_ids": positions_BL, "attention_mask": torch.ones_like(positions_BL)}

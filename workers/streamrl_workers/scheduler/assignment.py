@@ -248,7 +248,8 @@ class Assignment:
         """Why nothing more may begin before the trainer has done its step."""
         if self._settings.waits_are_phases:
             return "phase"
-        return "scoring" if self._groups.awaits_scores(self._window.room) else "staleness"
+        lacks_scores = not self._settings.frozen_pool and self._groups.awaits_scores(self._window.room)
+        return "scoring" if lacks_scores else "staleness"
 
     def _tell_waiting(self, generator: Generator, *, waiting: bool) -> None:
         if generator.told_waiting != waiting:

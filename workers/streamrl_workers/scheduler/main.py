@@ -340,6 +340,7 @@ def _check_data(run: Run, recovered: Recovered) -> ProcessExit | None:
     found, recorded = run.pool.fingerprint, recovered.fingerprint
     allowance = run.environment.run_dir / FILE_ALLOW_CHANGED_DATA
     if found == recorded:
+        allowance.unlink(missing_ok=True)  # it allows a change that this start would have found, and no later one
         return None
     if recorded is not None:
         changed = str(changed_data(recorded, found))

@@ -167,7 +167,7 @@ def _stats_of_one(sample: pb.Sample) -> SampleStats:
         reward_sum=sample.reward if has_reward else 0.0,
         reward_count=int(has_reward),
         resampled=int(sample.resampled),
-        truncated=int(sample.finish_reason == "length"),
+        truncated=int(sample.finish_reason == "length" and not any(s.observation for s in sample.segments)),
         lengths=(tokens,),
         turns_sum=sum(not segment.observation for segment in sample.segments) or 1,
         part_sums=dict(sample.reward_parts) if has_reward else {},

@@ -217,7 +217,8 @@ class TrainerFeed:
         enough = self._window.room if self._settings.whole_batches else 1
         if self._ready.total >= enough:
             return "due_group"
-        return "scoring" if self._groups.awaits_scores(enough) else "no_samples"
+        lacks_scores = not self._settings.frozen_pool and self._groups.awaits_scores(enough)
+        return "scoring" if lacks_scores else "no_samples"
 
     # ---- steps
 

@@ -47,7 +47,7 @@ class Literals:
         return tuple(self._tokens(text))
 
     def _tokens(self, text: str) -> Iterator[int]:
-        """As the tokenizer does: added tokens are found in the text, then in what is normalized; pieces between them go to the model."""
+        """Yield tokens as the tokenizer does: added tokens are found in the text, then in what is normalized; pieces between them go to the model."""
         first = True
         for chunk, outer in self._raw.parts(text):
             for piece, inner in self._normalized.parts(self._normalize(chunk)):

@@ -25,8 +25,8 @@ FORK_SERVER = "streamrl_workers.tasks.fork_server_process"
 CONNECT_TIMEOUT_S = 120.0
 """For a host that is starting, or is started again after its end."""
 _CONNECT_AGAIN_S = 0.2
-START_TIMEOUT_S = 120.0
-"""Imports and one reading of the data file; a busy laptop needs 10 s for the imports."""
+START_TIMEOUT_S = 600.0
+"""Imports, and one reading of all data files for their hashes: 60 GB from a disk of 100 MB/s. A busy laptop needs 10 s for the imports."""
 MODEL_TIMEOUT_S = 600.0
 """For the model's place to be written, in a pod; in a local run it is known before."""
 SPAWN_TIMEOUT_S = 30.0

@@ -99,12 +99,12 @@ def test_a_clip_that_leaves_nearly_everything_out_is_told_once_it_lasts() -> Non
     ("shares", "told_at", "holds_at"),
     [
         ([0.95, 1.0, 0.95], [0], [0, 1, 2]),
-        ([1.0, 0.5, 1.0], [0], [0]),
-        ([0.5, 1.0, 1.0], [], []),
+        ([1.0, 0.5, 1.0], [0, 2], [0, 2]),
+        ([0.5, 1.0, 1.0], [1], [1, 2]),
         ([0.9, 0.9, 0.9], [], []),
     ],
 )
-def test_answers_that_end_at_a_limit_from_the_first_step_on_are_told_once(
+def test_answers_that_end_at_a_limit_are_told_when_that_begins(
     shares: list[float], told_at: list[int], holds_at: list[int]
 ) -> None:
     steps = list(lines([{}] * 3, truncated=shares))

@@ -87,6 +87,22 @@ def test_a_sample_has_the_same_logprobs_beside_a_longer_one(tmp_path: Path) -> N
         torch.testing.assert_close(torch.tensor(found), torch.tensor(alone["proximal_N"]), rtol=1e-5, atol=1e-5)
 
 
+def test_no_mask_is_built_for_padding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_tiny(LONGROPE, tmp_path)
+    spec = trainer_spec()
+    worker = RankWorker(build_models(spec, model_path=str(tmp_path), device=CPU), spec=spec)
+    masks: list[object] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*args: object, attn_mask: object = None, **kwargs: object) -> torch.Tensor:
+        masks.append(attn_mask)
+        return attend(*args, attn_mask=attn_mask, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    worker.prepare(_samples(len(CHARS)))
+    assert set(masks) == {None}
+
+
 def test_a_critic_of_utterances_and_longrope_are_refused_together(tmp_path: Path) -> None:
     save_tiny(LONGROPE, tmp_path)
     with pytest.raises(UserError, match="one set of rotary factors"):

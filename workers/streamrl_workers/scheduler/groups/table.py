@@ -109,7 +109,7 @@ class GroupTable:
         return len(self._groups) - self._recorded
 
     def awaits_scores(self, groups: int) -> bool:
-        """Return whether so many groups lack scores alone: the models have done their part of each."""
+        """Return whether so many groups lack scores alone; with a frozen pool also its log-probs may be missing."""
         scored = self.counts[GroupState.SCORED]
         return scored < groups <= scored + self.counts[GroupState.FINISHED]
 

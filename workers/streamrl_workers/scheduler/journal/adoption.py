@@ -16,7 +16,7 @@ from pathlib import Path
 
 from streamrl.errors import UserError
 from streamrl.files import MissingFileError, replace_file, sync
-from streamrl.keys import DIR_CHECKPOINTS, FILE_ADOPTED
+from streamrl.keys import DIR_CHECKPOINTS, DIR_EXPORT, FILE_ADOPTED
 from streamrl.spec.storage import ResumeFrom
 from streamrl_workers.scheduler.journal.check import CheckpointFact, read_checkpoints
 from streamrl_workers.stream.digests import read_count, read_sealed, seal
@@ -61,18 +61,21 @@ def adopt_from_volume(given: ResumeFrom, *, store: Path, steps: int) -> None:
         return
     source = find_run(given, store=store, field="resumeFrom")
     checkpoint = newest_of(source)
-    check_steps_left(checkpoint, steps=steps, weights_alone="storage.checkpoints.weightsFrom in place of resumeFrom")
+    check_steps_left(
+        checkpoint, steps=steps, source=source, weights_alone="storage.checkpoints.weightsFrom in place of resumeFrom"
+    )
     adopt(checkpoint, source=source, store=store)
 
 
-def check_steps_left(checkpoint: CheckpointFact, *, steps: int, weights_alone: str) -> None:
+def check_steps_left(checkpoint: CheckpointFact, *, steps: int, source: Path, weights_alone: str) -> None:
     """Refuse a checkpoint that has all `steps` of the new run: it would end without training. Raises `UserError`."""
     if checkpoint.step >= steps:
+        when = "" if (source / DIR_EXPORT).is_dir() else ", once that run has ended"
         raise UserError(
             field="spec.pipeline.steps",
             rule=f"must be above the {checkpoint.step} steps of the run that it goes on from, which count",
             got=steps,
-            fix=f"give more steps; or take its weights alone and count from 0: {weights_alone}",
+            fix=f"give more steps; or take its weights alone and count from 0{when}: {weights_alone}",
         )
 
 

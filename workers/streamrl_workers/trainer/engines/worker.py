@@ -441,17 +441,23 @@ class RankWorker:
 
 def _probe_tokens(models: RankModels, *, spec: RLJobSpec) -> tuple[list[int], list[int]]:
     """Return the tokens by which a generator's first load is proved: of a text, or of a small vocabulary in some order."""
+    if not spec.generators:
+        return [], []
     config = models.model.config.get_text_config(decoder=True)
     tokenizer: Any = models.tokenizer
     rows = models.model.get_input_embeddings().get_parameter("weight").shape[0]
     known = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
-    text = tokenizer(PROBE_TEXT, add_special_tokens=False)["input_ids"] if len(known) >= TEXT_VOCABULARY else ()
+    try:
+        text = tokenizer(PROBE_TEXT, add_special_tokens=False)["input_ids"] if len(known) >= TEXT_VOCABULARY else ()
+    except Exception:  # noqa: BLE001 - the tokenizers' Rust raises a bare one for a character that it does not know
+        text = ()
     switches = (rope_switch(models.model.config), getattr(config, "sliding_window", None))
     return probe_tokens(
         [token for token in text or random.Random(0).choices(known, k=2 * LONG_TOKENS) if token < rows],
         begin=tokenizer("")["input_ids"],
         limit_tokens=getattr(config, "max_position_embeddings", None) or LONG_TOKENS + 1,
         switches=[switch for switch in switches if switch],
+        most_tokens=spec.trainer.micro_batch_tokens // 2,
         reach_tokens=max(spec.task.sampling.max_tokens, *(task.most_tokens for task in spec.task.tasks)),
     )
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.errors import UserError
-from streamrl.keys import DIR_CHECKPOINTS, FILE_ADOPTED, FILE_JOURNAL
+from streamrl.keys import DIR_CHECKPOINTS, DIR_EXPORT, FILE_ADOPTED, FILE_JOURNAL
 from streamrl.spec.storage import ResumeFrom
 from streamrl_workers.scheduler.journal.adoption import adopt_from_volume, read_adopted
 from streamrl_workers.scheduler.journal.check import Rules, check, read_facts
@@ -113,14 +113,18 @@ def test_one_of_several_runs_is_named(tmp_path: Path) -> None:
     assert adopted.run == "b-2"
 
 
-@pytest.mark.parametrize("steps", [4, 5])
-def test_a_run_without_a_step_left_to_train_is_refused(tmp_path: Path, steps: int) -> None:
+@pytest.mark.parametrize(("steps", "has_ended"), [(4, False), (5, True)])
+def test_a_run_without_a_step_left_to_train_is_refused(tmp_path: Path, steps: int, *, has_ended: bool) -> None:
+    """Its weights alone can be taken once it has exported them."""
     run_with(tmp_path, "old-00000000", steps=5)
+    when = "" if has_ended else ", once that run has ended"
+    if has_ended:
+        (tmp_path / "old-00000000" / DIR_EXPORT).mkdir()
     with pytest.raises(UserError) as refused:
         begin(tmp_path, steps=steps)
     assert str(refused.value) == (
         f"spec.pipeline.steps: must be above the 5 steps of the run that it goes on from, which count, got {steps}; "
-        "give more steps; or take its weights alone and count from 0: "
+        f"give more steps; or take its weights alone and count from 0{when}: "
         "storage.checkpoints.weightsFrom in place of resumeFrom"
     )
     assert not (tmp_path / NEW / DIR_CHECKPOINTS).exists()

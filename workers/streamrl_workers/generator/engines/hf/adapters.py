@@ -31,9 +31,9 @@ class AdaptedParameters:
         self._model = model
         self._parameters = Parameters(model)
         self._layers: dict[str, _AdaptedLayer] = {}
-        """By the name of the tensor that is adapted."""
+        """Layers by the name of the tensor that is adapted."""
         self._base: Mapping[str, TensorBytes] = {}
-        """In the model, if it came with adapters: the pull holds its buffers too."""
+        """Base in the model, if it came with adapters: the pull holds its buffers too."""
 
     @torch.inference_mode()
     def load(self, tensors: Mapping[str, TensorBytes]) -> None:
@@ -49,7 +49,8 @@ class AdaptedParameters:
             layer.adapt(adapters.get(name))
 
     def _linear(self, name: str) -> torch.nn.Linear | Conv1D:
-        layer = dict(self._model.named_modules()).get(name.removesuffix(".weight"))
+        own = self._parameters.own_names.get(name, name)
+        layer = dict(self._model.named_modules()).get(own.removesuffix(".weight"))
         if not isinstance(layer, torch.nn.Linear | Conv1D):
             raise ValueError(f"engine hf adapts linear layers, and {name} is of none")  # noqa: TRY004 - the weights are wrong
         return layer
@@ -72,7 +73,7 @@ class _AdaptedLayer:
         layer.forward = _JoinedProduct(layer)  # type: ignore[method-assign] # of this layer alone
 
     def adapt(self, adapter: Adapter | None) -> None:
-        """From now on this one."""
+        """Replace the adapter; None removes it."""
         down, joined = self._layer.get_buffer("down"), self._layer.get_buffer("joined")
         down.zero_()
         joined[:, down.shape[1] :].zero_()

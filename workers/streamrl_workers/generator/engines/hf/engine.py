@@ -123,9 +123,10 @@ class HfEngine:
     @torch.inference_mode()
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         assert not self.active(), "rows are in use"
-        if self._runner.cache.fits(rows=len(sequences), tokens=max(map(len, sequences))):
+        together = self._runner.cache.fits(rows=len(sequences), tokens=max(map(len, sequences)))
+        if together and len(sequences) <= self.slots:
             found = self._runner.score(sequences)
-        else:  # one after the other, as far as they fit
+        else:  # one after the other, those that fit
             fits = [self._runner.cache.fits(rows=1, tokens=len(tokens)) for tokens in sequences]
             found = [self._runner.score([t])[0] if fit else [] for t, fit in zip(sequences, fits, strict=True)]
         self._prefill.forget()

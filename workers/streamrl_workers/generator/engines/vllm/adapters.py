@@ -25,7 +25,7 @@ REQUEST = LoRARequest(_NAME, _NUMBER, "/nowhere")
 
 
 def load_request(folder: Path) -> LoRARequest:
-    """The adapter, to be loaded from a folder."""
+    """Return the request of the adapter that lies in a folder."""
     return LoRARequest(_NAME, _NUMBER, str(folder))
 
 
@@ -45,7 +45,7 @@ def write_adapters(folder: Path, adapters: Mapping[str, Adapter]) -> int:
 
 
 def check_adapted(model: torch.nn.Module, layers: Iterable[str]) -> None:
-    """In vLLM's worker: raise ValueError naming layers that would stay without their adapters."""
+    """Raise ValueError in vLLM's worker, naming layers that would stay without their adapters."""
     manager: Any = model.lora_manager
     parts = manager.packed_modules_mapping
     kinds = {part for kind in manager.supported_lora_modules for part in parts.get(kind, [kind])}  # that vLLM loads
@@ -59,7 +59,7 @@ def check_adapted(model: torch.nn.Module, layers: Iterable[str]) -> None:
 
 
 def _name(model: torch.nn.Module, layer: str) -> str:
-    """As vLLM calls the layer, or the part of a fused one."""
+    """Return the name that vLLM has for the layer, or for the part of a fused one."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     renames = None if mapper is None else mapper.get_rename_mapper()
     name: str = parse_fine_tuned_lora_name(f"base_model.model.{layer}.lora_A.weight", renames)[0]

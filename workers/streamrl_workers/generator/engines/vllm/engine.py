@@ -38,6 +38,7 @@ from streamrl_workers.generator.engines.vllm.adapters import write_adapters
 from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission, WeightFiles
 from streamrl_workers.generator.engines.vllm.options import engine_arguments, refuse_latent_attention_on_cpus
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
+from streamrl_workers.models.checkpoint_layout import CheckpointLayout
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
 from streamrl_workers.models.published import Adapter, Parameters, as_tensor, is_loaded, split
 from streamrl_workers.models.rope import rope_switch
@@ -234,14 +235,16 @@ def _limit_tokens(config: PreTrainedConfig, *, max_tokens: int) -> int:
     return min(limit, switch)
 
 
-def _adapted(options: EngineOptions) -> list[str]:
-    """Layers whose adapters come beside the base."""
+def _adapted(options: EngineOptions, *, config: PreTrainedConfig) -> list[str]:
+    """Return the layers whose adapters come beside the base, as a checkpoint names them."""
     if options.lora is None:
         return []
     from streamrl_workers.models.lora import adapted_layers  # peft is loaded where it is asked for
 
     assert options.model_path is not None
-    return adapted_layers(options.model_path, options.lora)
+    layout = CheckpointLayout(config)
+    layers = adapted_layers(options.model_path, options.lora)
+    return [layout.name_of(f"{layer}.weight").removesuffix(".weight") for layer in layers]
 
 
 def create(options: EngineOptions) -> VllmEngine:
@@ -254,7 +257,7 @@ def create(options: EngineOptions) -> VllmEngine:
     refuse_latent_attention_on_cpus(model.config)
     tokenizer = load_tokenizer(options.model_path)
     limit = _limit_tokens(model.config, max_tokens=options.max_tokens)
-    adapted = _adapted(options)
+    adapted = _adapted(options, config=model.config)
     arguments = AsyncEngineArgs(**engine_arguments(options, limit_tokens=limit, adapted=adapted))
     core = AsyncEngine(arguments, probe_timeout_s=options.probe_timeout_s, failed=options.failed, adapted=adapted)
     requests = Requests(
