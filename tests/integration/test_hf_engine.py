@@ -90,7 +90,7 @@ def request(number: int, prompt: str, **changes: object) -> pb.SampleRequest:
 
 def held(engine: HfEngine) -> bytes:
     """The hash of the bytes in the engine."""
-    return tensors_hash(engine._parameters.snapshot())
+    return tensors_hash(Parameters(engine._runner.model).snapshot())
 
 
 class Collected:
