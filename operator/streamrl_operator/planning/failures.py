@@ -180,10 +180,10 @@ def failures_of_containers(pod: Object) -> Iterator[Failure]:
 
 
 def _ended(pod: Object, container: Mapping[str, Any], terminated: Mapping[str, Any], *, life: int) -> Iterator[Failure]:
-    code = int(terminated.get("exitCode") or 0)
-    if code in (EXIT_DONE, EXIT_RANK_LOST, EXIT_DATA_CHANGED):
+    code, name = int(terminated.get("exitCode") or 0), str(container.get("name"))
+    waits_for_data = code == EXIT_DATA_CHANGED and name == CONTAINER_SCHEDULER
+    if waits_for_data or code in (EXIT_DONE, EXIT_RANK_LOST):
         return
-    name = str(container.get("name"))
     yield Failure(
         id=f"{pods.uid(pod)}/{name}/{_life(terminated, life)}",
         pod=pods.name(pod),
