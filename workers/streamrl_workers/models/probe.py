@@ -4,8 +4,8 @@ Owns: the tokens, how the trainer's log-probs travel (a tensor of bytes beside t
 bound, the error. Does not own how either side computes log-probs. Imports no torch.
 
 Two sequences of different tokens, `short` and `long`. The long one crosses each length at which the configuration says that the model
-changes (a sliding window, a second set of rotary factors), if the job's samples reach it. The engine computes the short one alone, beside
-one of equal length, and beside the long one:
+changes (a sliding window, a second set of rotary factors), if the job's samples reach it and a forward pass has room for it.
+The engine computes the short one alone, beside one of equal length, and beside the long one:
 
     spread = mean |alone - beside an equal|              what the engine's arithmetic alone makes of a batch
     bound  = clamp(5 spread, floor, 10 floor)            floor: 0.001 in float32, 0.05 in bfloat16; quantized weights: 10 floors

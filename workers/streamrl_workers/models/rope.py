@@ -26,10 +26,14 @@ _Places = TypeVar("_Places", bound=Sequence[int])
 
 def rope_switch(config: PreTrainedConfig) -> int | None:
     """Return the most tokens that the short factors are for; None: the model has one set of factors."""
-    parameters = getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    parameters = _rope_parameters(config)
     if parameters.get("rope_type") != _LONGROPE:
         return None
     return int(parameters["original_max_position_embeddings"])
+
+
+def _rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
+    return getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
 
 
 def switch_by_row(model: PreTrainedModel) -> None:
@@ -40,8 +44,8 @@ def switch_by_row(model: PreTrainedModel) -> None:
     """
     switching = [module for module in model.modules() if getattr(module, "rope_type", None) == _LONGROPE]
     if rope_switch(model.config) is None:
-        parameters = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
-        if any(isinstance(one, dict) and one.get("rope_type") == _LONGROPE for one in parameters.values()):
+        of_layers = _rope_parameters(model.config).values()
+        if any(isinstance(one, dict) and one.get("rope_type") == _LONGROPE for one in of_layers):
             raise _unknown(model)
         return
     if not switching:
