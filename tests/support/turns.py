@@ -67,7 +67,7 @@ def check_trajectory(trajectory: pb.Sample, *, job: SchedulerSettings, ours: boo
     """Segments cover the tokens and tell turns, observations and contexts apart; each drawn token stands behind what its engine had.
     Without partial rollouts each turn is of one version. `ours`: tokens are by `next_token`, which tells what the engine had."""
     assert trajectory.reference_logprobs == (frozen_logprobs(trajectory) if job.frozen_pool else b"")
-    max_turns, tokens = job.max_turns, unpack_int32(trajectory.tokens)
+    max_turns, tokens = job.max_turns_of(trajectory.group_id), unpack_int32(trajectory.tokens)
     if trajectory.resampled:
         assert job.resampled_percent
         assert not trajectory.HasField("reward")
