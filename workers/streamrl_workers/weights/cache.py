@@ -179,6 +179,9 @@ class WeightCache:
         except OSError as error:
             self._tell(f"cannot be read: {error.strerror or error}")
             return None
+        except MemoryError as error:
+            self._tell(f"cannot be read: {error}")
+            return None
         if is_whole and bytes_hash(data) == entry.hash:
             return data
         self._tell("has a file that is not what was written; such files are removed and written anew")
