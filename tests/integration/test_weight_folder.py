@@ -12,8 +12,8 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.disk_folder import DiskFolder
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
+from streamrl_workers.weights.disk_folder import DiskFolder
 from streamrl_workers.weights.folder import FolderSource
 from streamrl_workers.weights.hashing import bytes_hash
 from streamrl_workers.weights.pull import Nearby, VersionGoneError, WeightsError

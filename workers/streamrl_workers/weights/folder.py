@@ -35,8 +35,8 @@ from streamrl.keys import FILE_WEIGHTS_OWNER
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.stream.channel import Backoff
-from streamrl_workers.stream.disk_folder import PARTIAL, DiskFolder
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
+from streamrl_workers.weights.disk_folder import PARTIAL, DiskFolder
 from streamrl_workers.weights.hashing import version_text
 from streamrl_workers.weights.source import NotKeptError, Piece, ServedStore, SourceBrokenError, SourceRefusedError
 
