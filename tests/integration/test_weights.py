@@ -201,7 +201,7 @@ async def test_what_was_being_verified_when_the_connection_broke_is_verified_aga
 @pytest.mark.parametrize(
     ("kind", "ours", "text"),
     [
-        ("older", "blake3", "refused: the trainer hashes weights by blake2b, this generator verifies blake3"),
+        ("older", "blake3", "refused: the trainer hashes weights by 'blake2b', this generator verifies blake3"),
         ("plain", "blake2b", "refused: 400: this server hashes .* by blake3, the generator verifies blake2b"),
     ],
 )

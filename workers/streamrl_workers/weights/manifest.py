@@ -6,6 +6,7 @@ against dtype and shape, the version against the announced one. Deltas are offer
 Does not own what a manifest hashes to (`hashing.py`), nor who gave it (`pull.py`).
 """
 
+from streamrl.errors import shorten
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, HASH_BYTES, manifest_hash, tensor_bytes
 
@@ -18,7 +19,7 @@ def check_manifest(manifest: pb.Manifest, *, version: pb.VersionName) -> None:
     """Raise `ManifestError` unless the manifest is that of `version` and its sizes are those of its shapes."""
     if manifest.hash_algorithm != HASH_ALGORITHM:
         raise ManifestError(
-            f"refused: the trainer hashes weights by {manifest.hash_algorithm or 'blake2b'}, "
+            f"refused: the trainer hashes weights by {shorten(manifest.hash_algorithm or 'blake2b')}, "
             f"this generator verifies {HASH_ALGORITHM}; run one release everywhere"
         )
     got = manifest_hash(manifest.tensors)
