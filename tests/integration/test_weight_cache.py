@@ -287,14 +287,14 @@ async def test_a_slow_disk_has_one_time_for_each_pull(
 
 async def test_a_disk_that_does_not_write_keeps_no_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     healed, asked = threading.Event(), threading.Event()
-    made = cache_module.tempfile.mkstemp
+    made = cache_module.replace_at
 
-    def hang(**options: Any) -> tuple[int, str]:
+    def hang(*args: Any, **options: Any) -> None:
         asked.set()
         healed.wait(DEADLINE_S)
-        return made(**options)
+        made(*args, **options)
 
-    monkeypatch.setattr(cache_module.tempfile, "mkstemp", hang)
+    monkeypatch.setattr(cache_module, "replace_at", hang)
     tensors = make_tensors()
     entries = {entry.name: entry for entry in describe(tensors)}
 
@@ -335,7 +335,7 @@ def hang(*_, **__):
     threading.Event().wait()
 
 async def work():
-    cache.open_regular = cache.tempfile.mkstemp = hang
+    cache.open_regular = cache.replace_at = hang
     tensors = make_tensors()
     entries = describe(tensors)
     one = cache.WeightCache(Path(sys.argv[1]), most_bytes=10**9, name="a", was_read=print)
