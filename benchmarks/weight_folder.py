@@ -59,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         store = WeightStore(newest_kept=1)
         over_http = HttpWeightServer(store, token=TOKEN)
-        folder = FolderWeightServer(store, url=directory, run="run", newest_kept=1, timeout_s=TIMEOUT_S)
+        folder = FolderWeightServer(store, url=directory, run="run", owner="0" * 32, newest_kept=1, timeout_s=TIMEOUT_S)
         for step in range(args.repeats + 1):  # the first warms up
             name = store.publish(attempt=1, step=step, tensors=version(size_bytes))
             begun_s = time.perf_counter()

@@ -70,16 +70,67 @@ def _unreadable(path: Path, error: OSError) -> UnreadableFileError:
 
 
 def _open_beneath(folder: Path, path: Path) -> int:
-    *directories, name = path.relative_to(folder).parts
+    with directory_beneath(folder, path.parent) as here:
+        return os.open(path.name, _READ | os.O_NOFOLLOW, dir_fd=here)
+
+
+@contextlib.contextmanager
+def directory_beneath(folder: Path, path: Path, *, make: bool = False) -> Iterator[int]:
+    """Give a handle of a directory for calls with `dir_fd`, valid in the block.
+
+    Args:
+        folder: a folder whose content is foreign; the way to it may have links.
+        path: a directory in it, or `folder` itself. No link in it is followed.
+        make: make what is missing of it.
+
+    Raises OSError, with ENOTDIR where something in the way is a link or a file.
+    """
     here = os.open(folder, _FOLDER)
     try:
-        for directory in directories:
+        for directory in path.relative_to(folder).parts:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(directory, dir_fd=here)
             inner = os.open(directory, _FOLDER | os.O_NOFOLLOW, dir_fd=here)
             os.close(here)
             here = inner
-        return os.open(name, _READ | os.O_NOFOLLOW, dir_fd=here)
+        yield here
     finally:
         os.close(here)
+
+
+def replace_at(directory: int, name: str, data: memoryview, *, beside: str, mode: int | None, durable: bool) -> None:
+    """Make `data` the whole content of a file; what lies at its name is replaced, and never followed or written to.
+
+    Args:
+        directory: a handle of its directory.
+        name: in the directory.
+        data: the content.
+        beside: name under which it is written; what lies there is deleted.
+        mode: of the file; None: as of other new files.
+        durable: bring it to the disk before it has its name.
+
+    Raises OSError: it cannot be written. What was there before stays.
+    """
+    _unlink_at(directory, beside)
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=directory)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            if mode is not None:
+                os.fchmod(handle, mode)
+            if durable:
+                file.flush()
+                os.fsync(handle)
+        os.rename(beside, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        _unlink_at(directory, beside)
+        raise
+
+
+def _unlink_at(directory: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory)
 
 
 def read_text(path: Path, *, most_bytes: int, beneath: Path | None = None, fix: str = "") -> str:

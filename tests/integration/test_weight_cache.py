@@ -143,7 +143,7 @@ async def test_a_read_only_cache_is_read(
     await warm(tmp_path, address)
     files(tmp_path)["odd"].unlink()
 
-    def refuse(_: Path) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(cache_module.os, "utime", refuse)  # what changes a file of a volume that is mounted so
@@ -174,6 +174,31 @@ async def test_a_link_is_not_followed(tmp_path: Path, address: str) -> None:
     second = Generator(tmp_path / "cache")
     with closing(second.cache):
         assert await second.pulled(address) == (SIZES["big"], TOTAL - SIZES["big"])
+
+
+async def test_what_lies_behind_a_link_is_not_touched(
+    tmp_path: Path, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("0f" * 32, ".partial-deadbeef"):
+        (elsewhere / name).write_bytes(b"x" * TOTAL)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "blake3").symlink_to(elsewhere)
+    generator = Generator(tmp_path / "cache", most_bytes=TOTAL)
+    with closing(generator.cache):
+        assert await generator.pulled(address) == (TOTAL, 0)
+        await asyncio.to_thread(wait_for, lambda: "prepared" in caplog.text, what="a warning")
+    assert sorted(path.name for path in elsewhere.iterdir()) == [".partial-deadbeef", "0f" * 32]
+
+
+async def test_only_names_of_ours_are_removed(tmp_path: Path, address: str) -> None:
+    (tmp_path / "blake3").mkdir()
+    foreign = [tmp_path / "blake3" / name for name in (".partial-", ".partial-results", "0f" * 31, "notes")]
+    for path in foreign:
+        path.write_bytes(b"x" * TOTAL)
+    await warm(tmp_path, address)
+    assert all(path.exists() for path in foreign)
 
 
 async def test_a_disk_that_does_not_answer_is_left_alone(
@@ -262,14 +287,14 @@ async def test_a_slow_disk_has_one_time_for_each_pull(
 
 async def test_a_disk_that_does_not_write_keeps_no_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     healed, asked = threading.Event(), threading.Event()
-    made = cache_module.tempfile.mkstemp
+    made = cache_module.replace_at
 
-    def hang(**options: Any) -> tuple[int, str]:
+    def hang(*args: Any, **options: Any) -> None:
         asked.set()
         healed.wait(DEADLINE_S)
-        return made(**options)
+        made(*args, **options)
 
-    monkeypatch.setattr(cache_module.tempfile, "mkstemp", hang)
+    monkeypatch.setattr(cache_module, "replace_at", hang)
     tensors = make_tensors()
     entries = {entry.name: entry for entry in describe(tensors)}
 
@@ -310,7 +335,7 @@ def hang(*_, **__):
     threading.Event().wait()
 
 async def work():
-    cache.open_regular = cache.tempfile.mkstemp = hang
+    cache.open_regular = cache.replace_at = hang
     tensors = make_tensors()
     entries = describe(tensors)
     one = cache.WeightCache(Path(sys.argv[1]), most_bytes=10**9, name="a", was_read=print)

@@ -1,17 +1,19 @@
 """Weights through a real S3 server and through a directory: whole or not there, whenever the trainer is killed."""
 
 import asyncio
-import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
+from streamrl_workers.weights.disk_folder import DiskFolder
 from streamrl_workers.weights.folder import FolderSource
 from streamrl_workers.weights.hashing import bytes_hash
 from streamrl_workers.weights.pull import Nearby, VersionGoneError, WeightsError
@@ -53,16 +55,18 @@ def there(trainer: FolderTrainer) -> set[str]:
     return set(folder(trainer.server.address).sizes())
 
 
-def folder(address: str) -> ObjectFolder:
-    return ObjectFolder.at(address, field="url", takes_disk=True)
+def folder(address: str) -> DiskFolder | ObjectFolder:
+    return (DiskFolder if address.startswith("/") else ObjectFolder).at(address, field="url")
 
 
 def needed(*versions: pb.VersionName) -> set[str]:
-    """Names of what these versions have."""
+    """Names of what these versions have, and of the owner."""
     hashes = {bytes_hash(one.data) for v in versions for one in tensors(v.step).values() if one.data.nbytes}
-    return {f"content/{one.hex()}" for one in hashes} | {
-        f"versions/{v.attempt}-{v.step}-{v.hash.hex()}" for v in versions
-    }
+    return (
+        {"owner"}
+        | {f"content/{one.hex()}" for one in hashes}
+        | {f"versions/{v.attempt}-{v.step}-{v.hash.hex()}" for v in versions}
+    )
 
 
 def test_who_comes_at_once_and_who_comes_late_have_what_was_published(url: str, run: str) -> None:
@@ -112,7 +116,7 @@ def test_the_next_life_uses_what_is_there_and_deletes_the_rest(url: str, run: st
     before = FolderTrainer(url, run=run)
     before.publish(1)
     left = folder(before.server.address)
-    for name in ("content/00ff.partial", "content/00ff", "versions/0-9-00ff"):
+    for name in (f"content/{'0f' * 32}.partial", f"content/{'0f' * 32}", f"versions/0-9-{'0f' * 32}"):
         left.write(name, memoryview(b"of a life before"))
     left.write(f"content/{bytes_hash(tensors(2)['adapter'].data).hex()}", memoryview(b"too short"))
     trainer = FolderTrainer(url, run=run, attempt=2)
@@ -198,14 +202,20 @@ def test_a_store_that_is_away_is_asked_again_and_one_that_refuses_is_a_line(serv
         FolderTrainer(URL, run=run).publish(3)
 
 
-async def test_a_read_that_is_given_up_writes_no_more(tmp_path: Path) -> None:
-    content = memoryview(b"late")
-    name = tmp_path / "content" / bytes_hash(content).hex()
-    name.parent.mkdir()
-    os.mkfifo(name)
-    memory = memoryview(bytearray(4))
-    piece = Piece(hash=bytes_hash(content), buffer=memory, begin=0, end=4)
-    aborted, cancelled = FolderSource(str(tmp_path)), FolderSource(str(tmp_path))
+async def test_a_read_that_is_given_up_writes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = FolderTrainer(str(tmp_path), run="run")
+    trainer.publish(1)
+    content = tensors(1)["adapter"].data
+    go, read = threading.Event(), DiskFolder.read
+
+    def hang(*args: Any, **options: Any) -> bytes | None:
+        go.wait()
+        return read(*args, **options)
+
+    monkeypatch.setattr(DiskFolder, "read", hang)
+    memory = memoryview(bytearray(len(content)))
+    piece = Piece(hash=bytes_hash(content), buffer=memory, begin=0, end=len(content))
+    aborted, cancelled = (FolderSource(trainer.server.address) for _ in range(2))
     first = asyncio.create_task(aborted.fetch(piece, arrived=lambda _: None))
     second = asyncio.create_task(cancelled.fetch(piece, arrived=lambda _: None))
     await asyncio.sleep(0)
@@ -215,10 +225,84 @@ async def test_a_read_that_is_given_up_writes_no_more(tmp_path: Path) -> None:
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
-    with name.open("wb") as fifo:  # opens when both hang there, or the first does
-        fifo.write(content)
-    assert bytes(memory) == b"\0\0\0\0"
+    go.set()
+    while threads := [thread for thread in threading.enumerate() if thread.name.startswith("weights-folder")]:
+        threads[0].join()
+    assert not any(memory)
     assert piece.begin == 0
+
+
+FOREIGN = ("content/00ff", "content/notes.txt", "contents/" + "0f" * 32, "versions/latest", "versions-old/1-1-00ff")
+
+
+def test_what_has_no_name_of_ours_stays(url: str, run: str) -> None:
+    before = FolderTrainer(url, run=run)
+    before.publish(0)
+    left = folder(before.server.address)
+    for name in FOREIGN:
+        left.write(name, memoryview(b"foreign"))
+    before = FolderTrainer(url, run=run)
+    version = before.publish(1)
+    assert there(before) == needed(version) | {*FOREIGN}
+    after = FolderTrainer(url, run=run, attempt=2)
+    version = after.publish(2)
+    assert there(after) == needed(version) | {*FOREIGN}
+
+
+def test_a_second_run_of_one_name_is_refused_and_a_restart_is_not(url: str, run: str) -> None:
+    first = FolderTrainer(url, run=run)
+    version = first.publish(1)
+    with pytest.raises(UserError) as told:
+        FolderTrainer(url, run=run, owner="1" * 32).publish(1)
+    address = first.server.address
+    assert str(told.value) == (
+        "spec.weights.folder.url: must not be that of another run with the same folder name, "
+        f"got {url!r}; name another URL; if that run has ended, delete {address}"
+    )
+    assert there(first) == needed(version)
+    assert pulls(address, FolderTrainer(url, run=run, attempt=2).publish(2))
+
+
+def test_of_two_runs_that_begin_at_once_the_first_one_ends_at_its_next_version(url: str, run: str) -> None:
+    first = FolderTrainer(url, run=run)
+    first.publish(1)
+    folder(first.server.address).write("owner", memoryview(b"1" * 32))
+    with pytest.raises(UserError, match="another run with the same folder name"):
+        first.publish(2)
+
+
+@pytest.mark.parametrize("at", ["run", "run/weights", "run/weights/content", "run/weights/versions"])
+def test_no_link_below_the_directory_is_followed(at: str, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    elsewhere = tmp_path / "elsewhere"
+    away = FolderTrainer(str(tmp_path), run="elsewhere")
+    version = away.publish(1)
+    link = tmp_path / "shared" / at
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(elsewhere / Path(at).relative_to("run"))
+    found = {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")}
+    here = FolderTrainer(str(tmp_path / "shared"), run="run")
+    with pytest.raises(UserError, match="there must be no symbolic link"):
+        here.publish(2)
+    assert {path: path.stat().st_mtime_ns for path in elsewhere.rglob("*")} == found
+    if not at.endswith("content"):
+        with pytest.raises(WeightsError, match="there must be no symbolic link"):
+            pulls(here.server.address, version)
+
+
+def test_a_link_at_a_name_of_ours_is_replaced_and_what_it_leads_to_stays(tmp_path: Path) -> None:
+    trainer = FolderTrainer(str(tmp_path), run="run")
+    precious = tmp_path / "precious"
+    precious.write_bytes(tensors(1)["adapter"].data)
+    content = tmp_path / "run/weights/content"
+    content.mkdir(parents=True)
+    for name in (bytes_hash(tensors(1)["adapter"].data).hex(), "0f" * 32):
+        (content / name).symlink_to(precious)
+        (content / f"{name}.partial").symlink_to(precious)
+    version = trainer.publish(1)
+    trainer.publish(2)
+    assert precious.read_bytes() == tensors(1)["adapter"].data
+    assert pulls(trainer.server.address, version)
 
 
 def test_a_run_through_a_directory_goes_to_its_end_though_its_trainer_is_killed(tmp_path: Path) -> None:
@@ -235,6 +319,18 @@ def test_a_run_through_a_directory_goes_to_its_end_though_its_trainer_is_killed(
     names = [path.name for path in (tmp_path / "shared/run/weights/versions").iterdir()]
     assert names
     assert {name.split("-")[0] for name in names} == {"2"}
+
+
+def test_a_second_run_into_the_folder_of_another_ends_with_a_line(tmp_path: Path) -> None:
+    write_prompts(tmp_path / "prompts.jsonl")
+    (tmp_path / "shared").mkdir()
+    job = simulated_job(steps=2)
+    job["spec"]["weights"] = {"folder": {"url": str(tmp_path / "shared")}}
+    folder(str(tmp_path / "shared")).write("run/weights/owner", memoryview(b"1" * 32))
+    run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
+    assert run.wait_end() == 2, run.logs()
+    assert "must not be that of another run with the same folder name" in run.logs()
+    assert "Traceback" not in run.logs()
 
 
 def test_a_run_whose_directory_is_not_there_ends_with_a_line(tmp_path: Path) -> None:

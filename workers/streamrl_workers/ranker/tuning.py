@@ -11,6 +11,7 @@ up, tuning gets what it leaves. The clocks are parameters.
 """
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ BATCH_PROMPTS = 8
 MOST_NEW = 2
 """Times `refit_pairs`."""
 _PREFIX, _PART, _ORIGIN = "model-", "part", "origin.json"
+_NAME = re.compile(rf"{_PREFIX}(0|[1-9][0-9]{{0,17}})")
+"""Of a model of ours."""
 _END = object()
 
 
@@ -111,8 +114,8 @@ class TunedModels:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _all(self) -> list[tuple[int, Path]]:
-        found = ((path.name.removeprefix(_PREFIX), path) for path in self._folder.glob(f"{_PREFIX}*"))
-        return [(int(number), path) for number, path in found if number.isdigit()]
+        found = ((_NAME.fullmatch(path.name), path) for path in self._folder.iterdir())
+        return [(int(match[1]), path) for match, path in found if match is not None]
 
     def _is_ours(self, path: Path) -> bool:
         try:

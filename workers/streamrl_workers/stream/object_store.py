@@ -1,4 +1,4 @@
-"""Folders of object stores, by fsspec: `s3://bucket/runs`, `gs://bucket/runs`, and what else is installed; for single objects also a disk.
+"""Folders of object stores, by fsspec: `s3://bucket/runs`, `gs://bucket/runs`, and what else is installed.
 
 Owns: which URLs are taken, objects, copies of directories and files, and what the libraries raise. Does not own what they mean.
 
@@ -29,10 +29,8 @@ _PASSING = ("ExpiredToken", "RequestTimeTooSkewed")
 """Codes of S3 that s3fs tells as a right that is missing."""
 _OF_THE_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES))
 """No library here tells these numbers of its store."""
-_PROBE = ".streamrl-probe-"
+PROBE = ".streamrl-probe-"
 """Begins the names of objects that probes write and delete."""
-_PARTIAL = ".partial"
-"""Ends the name of a file of a disk that is being written."""
 _BLOCK_BYTES = 32 * 2**20
 """Of a large object, in memory while it is sent."""
 _HASH_CHARACTERS = 16
@@ -44,7 +42,7 @@ class StoreUnavailableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ObjectFolder:
-    """A folder of an object store, or a directory where single objects are wanted; `field` is the job's field that named it."""
+    """A folder of an object store; `field` is the job's field that named it."""
 
     files: Any  # fsspec's AbstractFileSystem, which has no types
     path: str
@@ -52,8 +50,8 @@ class ObjectFolder:
     field: str
 
     @classmethod
-    def at(cls, url: str, *, field: str, takes_disk: bool = False) -> "ObjectFolder":
-        """The folder at a URL; nothing is asked of the store. `takes_disk`: or the directory at an absolute path.
+    def at(cls, url: str, *, field: str) -> "ObjectFolder":
+        """The folder at a URL; nothing is asked of the store.
 
         Raises:
             UserError: no library here reads such URLs.
@@ -67,7 +65,7 @@ class ObjectFolder:
             raise UserError(
                 field=field, rule=f"cannot be read here: {shorten(str(error))}", got=url, fix=fix
             ) from error
-        if "file" in files.protocol and not (takes_disk and url.startswith("/")):
+        if "file" in files.protocol:
             raise UserError(field=field, rule="must be an object store, not a disk", got=url, fix=fix)
         return cls(files, path, url.rstrip("/"), field)
 
@@ -133,33 +131,22 @@ class ObjectFolder:
                 return None
 
     def write(self, name: str, data: memoryview) -> None:
-        """Write an object. Raises `OSError` where a disk does not take it."""
+        """Write an object."""
         path = f"{self.path}/{name}"
-        with self._door("write"):
-            if self._is_disk:
-                _write_file(Path(path), data)
-                return
-            with self.files.open(path, "wb", block_size=_BLOCK_BYTES) as file:
-                for begin in range(0, len(data), _BLOCK_BYTES):
-                    file.write(data[begin : begin + _BLOCK_BYTES])
+        with self._door("write"), self.files.open(path, "wb", block_size=_BLOCK_BYTES) as file:
+            for begin in range(0, len(data), _BLOCK_BYTES):
+                file.write(data[begin : begin + _BLOCK_BYTES])
 
     def delete(self, names: Collection[str]) -> None:
-        """Delete these objects. Raises as `write`."""
+        """Delete these objects."""
         paths = [f"{self.path}/{name}" for name in names]
         with self._door("delete"):
-            if self._is_disk:
-                for path in paths:
-                    Path(path).unlink(missing_ok=True)
-            elif paths:
+            if paths:
                 self.files.rm(paths)
-
-    @property
-    def _is_disk(self) -> bool:
-        return "file" in self.files.protocol
 
     def probe(self) -> None:
         """Write and delete a small object, which others do here too: a mistake shows before the first step, not after hours."""
-        path = f"{self.path}/{_PROBE}{uuid.uuid4().hex}"
+        path = f"{self.path}/{PROBE}{uuid.uuid4().hex}"
         with self._door("write"):
             self.files.pipe_file(path, b"")
             self.files.rm_file(path)
@@ -202,17 +189,6 @@ class ObjectFolder:
             if _is_final(error):
                 raise UserError(field=self.field, rule=told, fix="check bucket, rights and credentials") from error
             raise StoreUnavailableError(told) from error
-
-
-def _write_file(target: Path, data: memoryview) -> None:
-    """Beside, and renamed when the disk has it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(target.name + _PARTIAL)
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.rename(target)
 
 
 def _is_final(error: Exception) -> bool:

@@ -34,6 +34,8 @@ _META_FILE = "meta.json"
 _PARTIAL_PREFIX = ".partial-"
 _MODEL_COMMIT = "config.json"
 _NAME = re.compile(r"step-(\d{8,})")
+_LEFTOVER = re.compile(r"\.partial-(?:(?:replaced-)?step-\d{8,}|adopted)")
+"""Names of what killed writers leave beside checkpoints."""
 _DIGESTS: dict[str, Callable[[], Any]] = {HASH_ALGORITHM: new_digest, "": lambda: hashlib.blake2b(digest_size=16)}
 """By the name before the colon of a hash in `meta.json`; earlier releases wrote none."""
 
@@ -150,9 +152,13 @@ class CheckpointStore:
         return None
 
     def clean(self) -> None:
-        """Remove what a killed writer left."""
-        for leftover in self._root.glob(f"{_PARTIAL_PREFIX}*"):
-            shutil.rmtree(leftover)
+        """Remove what a killed writer left. Raises `UserError`: the disk does not let it."""
+        try:
+            for leftover in self._root.iterdir() if self._root.is_dir() else ():
+                if _LEFTOVER.fullmatch(leftover.name):
+                    _remove(leftover)
+        except OSError as error:
+            raise _unwritable(self._root, error) from error
 
     def _fill(self, meta: CheckpointMeta, save: Callable[[Path], None]) -> Path:
         partial = _emptied(self._root / f"{_PARTIAL_PREFIX}{_name(meta.step)}")
@@ -169,7 +175,7 @@ class CheckpointStore:
             old = self._root / f"{_PARTIAL_PREFIX}replaced-{target.name}"
             target.rename(old)
             partial.rename(target)
-            shutil.rmtree(old)
+            _remove(old)
         else:
             partial.rename(target)
         sync(self._root)
@@ -182,7 +188,7 @@ class CheckpointStore:
         kept = [d for d in directories if _step(d) <= newest_step][: self._keep_last]
         for directory in directories:
             if directory not in kept:
-                shutil.rmtree(directory)
+                _remove(directory)
 
     def _copy(self, target: Path, *, copies: ObjectFolder) -> None:
         """Copy a checkpoint, then delete the copies of those that are no longer kept."""
@@ -209,7 +215,7 @@ class CheckpointStore:
                 log.warning("the copy %s is damaged (%s); trying the one before", copy.url, error)
                 continue
             sync_tree(partial)
-            shutil.rmtree(target, ignore_errors=True)
+            _remove(target)
             partial.rename(target)
             sync(self._root)
             log.info("fetched %s", copy.url)
@@ -269,18 +275,24 @@ def discard_export(directory: Path, *, copies: ObjectFolder | None = None) -> No
         with _retried():
             copies.child(directory.name).remove(commit=_MODEL_COMMIT)
     try:
-        if directory.exists():
-            shutil.rmtree(directory)
+        _remove(directory)
     except OSError as error:
         raise _unwritable(directory, error, what="the model") from error
 
 
 def _emptied(directory: Path) -> Path:
     """A new directory, without what a killed writer left there."""
-    if directory.exists():
-        shutil.rmtree(directory)
+    _remove(directory)
     directory.mkdir(parents=True)
     return directory
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory, or a link or a file at its name; what a link leads to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

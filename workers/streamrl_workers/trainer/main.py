@@ -121,7 +121,7 @@ async def _run(settings: TrainerSettings) -> bool:
         weights,
         ServerSetup(
             spec=settings.spec.weights.value,
-            run=settings.store.resolve().name,
+            store=settings.store,
             newest_kept=settings.versions_kept,
             token=settings.token,
             tls=variables.tls,

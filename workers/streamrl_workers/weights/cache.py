@@ -21,7 +21,7 @@ import logging
 import os
 import random
 import re
-import tempfile
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, MutableSequence
@@ -32,7 +32,7 @@ from queue import Empty, Full, Queue
 from typing import Any
 
 from streamrl.errors import UserError
-from streamrl.files import MissingFileError, open_regular
+from streamrl.files import MissingFileError, directory_beneath, open_regular, replace_at
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, bytes_hash, reserved
@@ -40,7 +40,7 @@ from streamrl_workers.weights.hashing import HASH_ALGORITHM, bytes_hash, reserve
 _MOST_FILES = 2**14
 """Small tensors of many versions would else fill a disk's inodes before its bytes."""
 _PARTIAL = ".partial-"
-_NAME = re.compile(rf"[0-9a-f]{{64}}|{re.escape(_PARTIAL)}\w+")
+_NAME = re.compile(rf"[0-9a-f]{{64}}|{re.escape(_PARTIAL)}\w{{8}}")
 """Of files that are ours to remove."""
 _FORSAKEN_S = 3600.0
 """A partial file so much older than the newest file has no writer any more. By the times of the volume itself: clocks of nodes differ."""
@@ -117,9 +117,9 @@ class WeightCache:
     def write(self, entry: pb.TensorEntry, data: memoryview) -> None:
         """Keep these verified bytes, later."""
         if self._writes_for in (None, self._pull) and self._answers():
-            path = self._files / entry.hash.hex()
+            name = entry.hash.hex()
             with suppress(Full):  # more than there would be files
-                self._waiting.put_nowait((self._pull, "written", lambda: self._write(path, data)))
+                self._waiting.put_nowait((self._pull, "written", lambda: self._write(name, data)))
 
     def close(self) -> None:
         """Begin nothing any more. If the process ends while a file is written, that is a file of a dead writer."""
@@ -179,11 +179,18 @@ class WeightCache:
         except OSError as error:
             self._tell(f"cannot be read: {error.strerror or error}")
             return None
+        except MemoryError as error:
+            self._tell(f"cannot be read: {error}")
+            return None
         if is_whole and bytes_hash(data) == entry.hash:
             return data
         self._tell("has a file that is not what was written; such files are removed and written anew")
-        self._tried("mended", lambda: path.unlink(missing_ok=True))
+        self._tried("mended", lambda: self._remove(path.name))
         return None
+
+    def _remove(self, name: str) -> None:
+        with directory_beneath(self._directory, self._files) as here:
+            _unlink(name, here)
 
     def _make_room(self, sizes: dict[str, int]) -> None:
         """Make the files of `sizes` the newest ones, and remove the oldest others, as many as must go."""
@@ -192,44 +199,48 @@ class WeightCache:
         if wanted_bytes > self._most_bytes:
             self._tell(f"may hold {self._most_bytes} bytes, and one version has {wanted_bytes}: none is written")
             return
-        self._files.mkdir(parents=True, exist_ok=True)
-        for name in sizes:
-            with suppress(FileNotFoundError, PermissionError):  # another user's file
-                os.utime(self._files / name)
-        others = sorted(one for one in self._found() if one[1] not in sizes)
-        others_bytes = sum(size for _, _, size in others)
-        for count, (_, name, size) in zip(range(len(others), 0, -1), others, strict=True):
-            if wanted_bytes + others_bytes <= self._most_bytes and len(sizes) + count <= _MOST_FILES:
-                break
-            (self._files / name).unlink(missing_ok=True)
-            others_bytes -= size
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with directory_beneath(self._directory, self._files, make=True) as here:
+            for name in sizes:
+                with suppress(FileNotFoundError, PermissionError):  # another user's file
+                    os.utime(name, dir_fd=here, follow_symlinks=False)
+            others = sorted(one for one in _found(here) if one[1] not in sizes)
+            others_bytes = sum(size for _, _, size in others)
+            for count, (_, name, size) in zip(range(len(others), 0, -1), others, strict=True):
+                if wanted_bytes + others_bytes <= self._most_bytes and len(sizes) + count <= _MOST_FILES:
+                    break
+                _unlink(name, here)
+                others_bytes -= size
         self._has_room = True
 
-    def _found(self) -> list[tuple[float, str, int]]:
-        """(time, name, bytes) of our files, without those that a dead writer has left, which go."""
-        found = []
-        with os.scandir(self._files) as entries:
-            for entry in entries:
-                with suppress(FileNotFoundError):
-                    if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                        stat = entry.stat(follow_symlinks=False)
-                        found.append((stat.st_mtime, entry.name, stat.st_size))
-        newest_s = max((time_s for time_s, _, _ in found), default=0.0)
-        forsaken = [one for one in found if one[1].startswith(_PARTIAL) and one[0] < newest_s - _FORSAKEN_S]
-        for _, name, _ in forsaken:
-            (self._files / name).unlink(missing_ok=True)
-        return [one for one in found if one not in forsaken]
-
-    def _write(self, path: Path, data: memoryview) -> None:
-        if not self._has_room or path.exists():  # somebody else was faster
+    def _write(self, name: str, data: memoryview) -> None:
+        if not self._has_room:
             return
-        handle, name = tempfile.mkstemp(dir=self._files, prefix=_PARTIAL)
-        beside = Path(name)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)  # without fsync: what a power cut leaves is verified like everything
-                os.fchmod(handle, _READABLE)
-            beside.rename(path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        with directory_beneath(self._directory, self._files) as here:
+            with suppress(FileNotFoundError):
+                os.stat(name, dir_fd=here, follow_symlinks=False)
+                return  # another process was faster
+            beside = f"{_PARTIAL}{secrets.token_hex(4)}"
+            # without fsync: what a power cut leaves is verified like everything
+            replace_at(here, name, data, beside=beside, mode=_READABLE, durable=False)
+
+
+def _found(directory: int) -> list[tuple[float, str, int]]:
+    """(time, name, bytes) of our files, without those that a dead writer has left, which go."""
+    found = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    stat = entry.stat(follow_symlinks=False)
+                    found.append((stat.st_mtime, entry.name, stat.st_size))
+    newest_s = max((time_s for time_s, _, _ in found), default=0.0)
+    forsaken = [one for one in found if one[1].startswith(_PARTIAL) and one[0] < newest_s - _FORSAKEN_S]
+    for _, name, _ in forsaken:
+        _unlink(name, directory)
+    return [one for one in found if one not in forsaken]
+
+
+def _unlink(name: str, directory: int) -> None:
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory)

@@ -2,6 +2,7 @@
 
     URL/<run>/weights/content/<hash>                       the bytes of a tensor, or of a delta
     URL/<run>/weights/versions/<attempt>-<step>-<hash>     the Manifest of a version, written behind all that it names
+    URL/<run>/weights/owner                                the identity of the run that writes there
 
 Owns the layout, what is written and when it is deleted, and reading. Does not own bytes of versions (`store.py`), nor verifying them (`pull.py`).
 
@@ -9,12 +10,15 @@ Invariants:
 - A version whose manifest is there is whole, whenever a trainer is killed. It is announced afterwards.
 - Only a trainer writes and deletes; a manifest goes before what it names. Kept are the newest versions, and of older ones at most
   `_MOST_OLDER`, for as long as a pull may take. What an earlier life of the trainer left is used or deleted with the first version.
+- Only names of the forms above are deleted, and only in a folder that this run owns: it is asked before each version.
 - A read that was given up writes no more into a puller's memory. No thread here keeps a process from its end.
 """
 
 import asyncio
 import logging
 import math
+import re
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,15 +30,21 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from streamrl.errors import UserError
+from streamrl.files import MissingFileError, read_text, replace_file
+from streamrl.keys import FILE_WEIGHTS_OWNER
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
+from streamrl_workers.weights.disk_folder import PARTIAL, DiskFolder
 from streamrl_workers.weights.hashing import version_text
 from streamrl_workers.weights.source import NotKeptError, Piece, ServedStore, SourceBrokenError, SourceRefusedError
 
 FIELD = "spec.weights.folder.url"
-_CONTENT, _VERSIONS = "content", "versions"
+_CONTENT, _VERSIONS, _OWNER = "content", "versions", "owner"
+_OURS = re.compile(rf"(?:{_CONTENT}/[0-9a-f]{{64}}|{_VERSIONS}/\d+-\d+-[0-9a-f]{{64}})(?:{re.escape(PARTIAL)})?")
+"""Names that are ours to delete."""
+_IDENTITY_BYTES = 16
 _STREAMS = 4
 """Contents that are written at once."""
 _MOST_OLDER = 8
@@ -46,6 +56,8 @@ _REQUEST_BYTES = 4 * 2**20
 _ANSWER_S = 60.0
 """For these bytes."""
 _MANIFEST_BYTES = 2**28
+_LEAST_SLASHES = 2
+"""In an address: URL/<run>/weights."""
 _MOST_CALLS = 16
 """Reads at once, those included that nobody waits for any more."""
 
@@ -68,17 +80,19 @@ class FolderWeightServer:
         *,
         url: str,
         run: str,
+        owner: str,
         newest_kept: int,
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`run`: a name that no other run with this URL has. Nothing is asked of the store of objects.
+        """`run`: a name that no other run with this URL has; `owner`: the run's identity. Nothing is asked of the store of objects.
 
         Raises:
             UserError: no library here reads such URLs.
         """
         self._store = store
-        self._root = ObjectFolder.at(url, field=FIELD, takes_disk=True)
+        self._root = _folder_at(url)
+        self._owner = owner
         self._folder = self._root.child(run).child("weights")
         self.address = self._folder.url
         self.served_bytes = 0
@@ -130,7 +144,10 @@ class FolderWeightServer:
     def _write(self, version: pb.VersionName) -> None:
         if self._there is None:
             self._root.probe()
-            self._there = self._folder.sizes()
+            self._claim()
+            self._there = {name: size for name, size in self._folder.sizes().items() if _OURS.fullmatch(name)}
+        else:
+            self._claim()
         with self._store.pulling(version) as manifest:
             assert manifest is not None, "it was published just now"
             sizes = {_content(tensor.hash): tensor.size_bytes for tensor in manifest.tensors if tensor.size_bytes}
@@ -144,6 +161,25 @@ class FolderWeightServer:
             self._put(name, memoryview(manifest.SerializeToString()))
         self._kept[name] = _Written(set(sizes))
         self._clean()
+
+    def _claim(self) -> None:
+        """Write whose folder it is, if that is not written yet. Raises UserError: it is another run's."""
+        owner = self._owner.encode()
+        found = self._read_owner()
+        if found is None:
+            self._folder.write(_OWNER, memoryview(owner))
+            found = self._read_owner()  # another run that began in the same moment
+        if found != owner:
+            folder = self._folder.url
+            raise UserError(
+                field=FIELD,
+                rule="must not be that of another run with the same folder name",
+                got=self._root.url,
+                fix=f"name another URL; if that run has ended, delete {folder}",
+            )
+
+    def _read_owner(self) -> bytes | None:
+        return self._folder.read(_OWNER, begin=0, end=2 * len(self._owner))
 
     def _write_contents(self, names: Iterator[str]) -> None:
         for name in names:  # the streams share them
@@ -170,7 +206,7 @@ class FolderWeightServer:
         needed = {*self._kept}.union(*(kept.contents for kept in self._kept.values()))
         try:
             for folder in (_VERSIONS, _CONTENT):
-                names = [name for name in self._there.keys() - needed if name.startswith(folder)]
+                names = [name for name in self._there.keys() - needed if name.startswith(f"{folder}/")]
                 self._folder.delete(names)
                 for name in names:
                     del self._there[name]
@@ -188,6 +224,8 @@ class FolderSource:
     @classmethod
     async def connect(cls, address: str, **_whose: object) -> "FolderSource":
         """`address`: URL of the weights. Who may read them is a matter of the folder."""
+        if address.count("/") < _LEAST_SLASHES:
+            raise SourceBrokenError(f"{address} is no folder of weights")
         return cls(address)
 
     async def manifest(self, version: pb.VersionName) -> pb.Manifest:
@@ -241,10 +279,19 @@ class FolderSource:
 _calls = threading.BoundedSemaphore(_MOST_CALLS)
 
 
+_Folder = DiskFolder | ObjectFolder
+
+
+def _folder_at(url: str) -> _Folder:
+    """The folder that a job names. Raises UserError: no library here reads such URLs."""
+    return DiskFolder.at(url, field=FIELD) if url.startswith("/") else ObjectFolder.at(url, field=FIELD)
+
+
 @lru_cache(maxsize=4)
-def _opened(url: str) -> ObjectFolder:
-    """Streams share its connections."""
-    return ObjectFolder.at(url, field=FIELD, takes_disk=True)
+def _opened(address: str) -> _Folder:
+    """The weights of a run at their address. Streams share its connections."""
+    url, run, weights = address.rsplit("/", 2)
+    return _folder_at(url or "/").child(run).child(weights)
 
 
 def _read(url: str, name: str, *, begin: int, end: int) -> bytes | None:
@@ -258,3 +305,19 @@ def _read(url: str, name: str, *, begin: int, end: int) -> bytes | None:
 
 def _content(content_hash: bytes) -> str:
     return f"{_CONTENT}/{content_hash.hex()}"
+
+
+def run_identity(store: Path) -> str:
+    """Return the identity of the run that keeps its checkpoints in `store`; made at the first call and kept there.
+
+    Raises UserError: the file that holds it cannot be read or written, or is damaged.
+    """
+    path = store / FILE_WEIGHTS_OWNER
+    try:
+        identity = read_text(path, most_bytes=2 * _IDENTITY_BYTES, beneath=store)
+    except MissingFileError:
+        identity = secrets.token_hex(_IDENTITY_BYTES)
+        replace_file(path, identity.encode())
+    if not re.fullmatch(rf"[0-9a-f]{{{2 * _IDENTITY_BYTES}}}", identity):
+        raise UserError(field=str(path), rule="is damaged: it must be 32 hex digits", fix="delete it")
+    return identity

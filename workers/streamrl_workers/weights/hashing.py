@@ -9,6 +9,7 @@ Invariant: equal hash = same names, dtypes, shapes and bytes; the order in which
 import mmap
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from math import prod
 from typing import NamedTuple
 
 from blake3 import blake3
@@ -17,6 +18,29 @@ from streamrl.proto import stream_pb2 as pb
 
 HASH_ALGORITHM = "blake3"
 """Of every hash here; manifests name it. No two contents of one hash can be found, so a peer is as good as the trainer."""
+HASH_BYTES = 32
+"""Of every hash here."""
+_WIDTHS = {
+    **dict.fromkeys(
+        (
+            "bool",
+            "uint8",
+            "int8",
+            "float8_e4m3fn",
+            "float8_e4m3fnuz",
+            "float8_e5m2",
+            "float8_e5m2fnuz",
+            "float8_e8m0fnu",
+            "float4_e2m1fn_x2",
+        ),
+        1,
+    ),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("float32", "int32", "uint32", "complex32"), 4),
+    **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
+    "complex128": 16,
+}
+"""Bytes of an element, by torch's name of its type."""
 
 
 class TensorBytes(NamedTuple):
@@ -28,11 +52,24 @@ class TensorBytes(NamedTuple):
 
 
 def reserved(size_bytes: int) -> memoryview:
-    """Memory that the system gives page by page, as bytes arrive: a `bytearray` of a large model is zeroed for seconds."""
-    memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Memory that the system gives page by page, as bytes arrive: a `bytearray` of a large model is zeroed for seconds.
+
+    Raises MemoryError: the system does not give it.
+    """
+    try:
+        memory = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError):
+        raise MemoryError(f"the system gives no {size_bytes} bytes of memory") from None
     with suppress(AttributeError, OSError):  # where there are no huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)[:size_bytes]
+
+
+def tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
+    """Return the bytes of a tensor. Raises ValueError: the type of its elements is not known."""
+    if dtype not in _WIDTHS:
+        raise ValueError(f"its dtype {dtype!r} is not known")
+    return _WIDTHS[dtype] * prod(shape)
 
 
 def new_digest() -> blake3:

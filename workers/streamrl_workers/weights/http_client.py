@@ -40,7 +40,8 @@ _REASON_BYTES = 1000
 """Of a refusal's text."""
 _TOLD_BYTES = 2**20
 """Bytes that have arrived are told of in such portions."""
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_RANGE = re.compile(r"bytes (\d{1,20})-(\d{1,20})/(\d{1,20})")
+_MARK = re.compile(r"\d{1,20}")
 
 _T = TypeVar("_T")
 
@@ -169,7 +170,7 @@ class HttpSource:
             raise NotKeptError(reason)
         if 400 <= response.status < 500:  # noqa: PLR2004
             raise SourceRefusedError(f"{response.status}: {reason}")
-        if response.status == 503 and mark.isdecimal():  # noqa: PLR2004
+        if response.status == 503 and _MARK.fullmatch(mark):  # noqa: PLR2004
             raise SourceWaitingError(int(mark))
         raise SourceBrokenError(f"{response.status}: {reason}")
 

@@ -26,7 +26,8 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.delta_chains import follow, way
-from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, manifest_hash, reserved
+from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, reserved
+from streamrl_workers.weights.manifest import ManifestError, check_manifest, usable_deltas
 from streamrl_workers.weights.relay_store import RelayStore
 from streamrl_workers.weights.source import (
     NotKeptError,
@@ -44,6 +45,10 @@ class WeightsError(RuntimeError):
 
 class VersionGoneError(WeightsError):
     """The server keeps the version no longer (or never had it); asking again is pointless."""
+
+
+class BadSourceError(WeightsError):
+    """The source gave something else than the version that was announced; another source may have it."""
 
 
 _STREAMS = 4
@@ -102,7 +107,8 @@ async def pull(
 
     Raises:
         VersionGoneError: the version is not kept there.
-        WeightsError: refused, corrupted, or not complete after `timeout_s`.
+        BadSourceError: refused or corrupted.
+        WeightsError: not complete after `timeout_s`, or there is no memory for it.
     """
     nearby = Nearby() if nearby is None else nearby
     state = _Pull(route=route, connect=connect, arrived=arrived, nearby=nearby, cache_s=timeout_s * _CACHE_SHARE)
@@ -155,7 +161,7 @@ class FetchedTensor:
     async def verify(self) -> None:
         got = await asyncio.to_thread(bytes_hash, self.buffer)
         if got != self.entry.hash:
-            raise WeightsError(f"corrupt: its bytes hash to {got.hex()}, the manifest says {self.entry.hash.hex()}")
+            raise BadSourceError(f"corrupt: its bytes hash to {got.hex()}, the manifest says {self.entry.hash.hex()}")
         self.verified = True
 
 
@@ -265,7 +271,7 @@ async def _attempt(state: _Pull) -> bool:
             return False  # it has not begun yet, or is further: the scheduler knows more
         raise VersionGoneError(f"{state.named()}: gone: {error}") from None
     except SourceRefusedError as error:
-        raise WeightsError(f"{state.named()}: refused: {error}") from None
+        raise BadSourceError(f"{state.named()}: refused: {error}") from None
     return True
 
 
@@ -312,7 +318,7 @@ async def _over(first: _Stream, state: _Pull) -> None:
     source = await first.opened()  # until the end: the version is not dropped between two tensors
     while (manifest := await _manifest(source, state)) is None:
         pass
-    state.leading_to = {delta.new_hash: delta for delta in manifest.deltas}
+    state.leading_to = usable_deltas(manifest)
     if state.tensors is None:
         state.tensors = _arriving(manifest, state)
         state.described(manifest)
@@ -342,21 +348,18 @@ async def _manifest(source: Source, state: _Pull) -> pb.Manifest | None:
 
 
 def _arriving(manifest: pb.Manifest, state: _Pull) -> list[FetchedTensor]:
-    if manifest.hash_algorithm != HASH_ALGORITHM:
-        raise WeightsError(
-            f"{state.named()}: refused: the trainer hashes weights by {manifest.hash_algorithm or 'blake2b'}, "
-            f"this generator verifies {HASH_ALGORITHM}; run one release everywhere"
-        )
-    got = manifest_hash(manifest.tensors)
-    if got != state.version.hash:
-        raise WeightsError(
-            f"{state.named()}: its manifest hashes to {got.hex()}, announced was {state.version.hash.hex()}"
-        )
+    try:
+        check_manifest(manifest, version=state.version)
+    except ManifestError as error:
+        raise BadSourceError(f"{state.named()}: {error}") from None
     fresh = [entry for entry in manifest.tensors if not _is_held(entry, state)]
     places = [0]
     for entry in fresh:
         places.append(places[-1] + -(-entry.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-    memory = reserved(places[-1])
+    try:
+        memory = reserved(places[-1])
+    except MemoryError as error:
+        raise WeightsError(f"{state.named()}: {error}") from None
     fetched = [
         FetchedTensor(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
         for begin, entry in zip(places, fresh, strict=False)
@@ -427,8 +430,8 @@ async def _look_nearby(stream: _Stream, *, pending: _Pending) -> None:
 async def _verify(state: _Pull, *, tensor: FetchedTensor) -> None:
     try:
         await tensor.verify()
-    except WeightsError as error:
-        raise WeightsError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
+    except BadSourceError as error:
+        raise BadSourceError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
     _kept(state, tensor=tensor)
 
 

@@ -3,6 +3,7 @@
 `Puller` lets a running pull end when a newer version of the same trainer is announced, and keeps only the newest of those
 that wait: where a pull takes longer than a step, a pull that newer versions ended would never come to its end. A pull of
 another attempt is ended: those bytes are not wanted any more. The same version from another address is the same pull, which goes on from there.
+A source that gives something else than the version counts like one that gives nothing: another one may have it.
 
 Does not own how a version is pulled (`pull.py`).
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import Route, VersionGoneError, WeightsError
+from streamrl_workers.weights.pull import BadSourceError, Route, VersionGoneError, WeightsError
 
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 1.0, 10.0
 """Between two pulls of a version; each pull has tried for its own deadline before."""
@@ -134,6 +135,8 @@ class Puller:
                 tensors = await self._pull(self._route)
             except WeightsError as error:
                 self._failed(target.version, str(error))
+                if isinstance(error, BadSourceError):
+                    self._stalled(self._route.target)
                 if isinstance(error, VersionGoneError) or self._next is not None:
                     return  # asking again is pointless; a newer one is there or will be announced
                 await backoff.pause()

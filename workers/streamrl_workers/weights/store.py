@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.delta_chains import DeltaStore, KeptTensor
-from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, entry_of, manifest_hash
+from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, entry_of, manifest_hash, tensor_bytes
 
 NEWEST_KEPT = 2
 """The one that generators run and the one that they pull."""
@@ -112,6 +112,7 @@ def _key(version: pb.VersionName) -> _Key:
 def _keep(name: str, tensor: TensorBytes, *, before: _KeptVersion | None) -> KeptTensor:
     if before is not None and before.given.get(name) is tensor:
         return before.tensors[name]
+    assert tensor.data.nbytes == tensor_bytes(tensor.dtype, tensor.shape), "pullers refuse another size"
     owned = tensor._replace(data=_frozen(tensor.data))
     return KeptTensor(owned.data, entry_of(name, owned))
 

@@ -2,13 +2,14 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_bytes
 from streamrl.spec.training import FolderWeights, HttpWeights
 from streamrl_workers.stream.tls import Tls
-from streamrl_workers.weights.folder import FolderSource, FolderWeightServer
+from streamrl_workers.weights.folder import FolderSource, FolderWeightServer, run_identity
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import HttpWeightServer
 from streamrl_workers.weights.source import ServedStore, Source
@@ -41,8 +42,8 @@ class ServerSetup:
 
     spec: Any
     """Of the job, below the transport's key."""
-    run: str
-    """Name of the run's folder: no other run has it."""
+    store: Path
+    """Directory of the run's checkpoints, whose name names the run."""
     newest_kept: int
     """Versions that generators may still ask for."""
     token: str
@@ -78,7 +79,12 @@ def _serve_http(store: ServedStore, setup: ServerSetup) -> WeightServer:
 def _serve_folder(store: ServedStore, setup: ServerSetup) -> WeightServer:
     spec: FolderWeights = setup.spec
     return FolderWeightServer(
-        store, url=spec.url, run=setup.run, newest_kept=setup.newest_kept, timeout_s=spec.timeout_seconds
+        store,
+        url=spec.url,
+        run=setup.store.resolve().name,
+        owner=run_identity(setup.store),
+        newest_kept=setup.newest_kept,
+        timeout_s=spec.timeout_seconds,
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from streamrl_workers.models.published import LORA_A, LORA_B, LORA_SCALING, as_bytes, as_tensor, merged
-from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.hashing import TensorBytes, tensor_bytes
 
 
 def _version(dtype: torch.dtype = torch.float32, **changes: Any) -> dict[str, TensorBytes]:
@@ -82,3 +82,20 @@ def test_writable_bytes_are_shared_and_others_copied() -> None:
     assert data != bytes(8)
     as_tensor(TensorBytes("float32", (2,), memoryview(data).toreadonly())).fill_(2.0)
     assert as_tensor(TensorBytes("float32", (2,), memoryview(data))).tolist() == [1.0, 1.0]
+
+
+def test_the_bytes_of_each_dtype_that_a_model_can_have_are_those_of_torch() -> None:
+    dtypes = {one for one in vars(torch).values() if isinstance(one, torch.dtype)}
+    numbers = {one for one in dtypes if one.is_floating_point} | _OTHERS
+    assert len(numbers) >= 15
+    for dtype in numbers:
+        published = as_bytes(torch.empty((3, 2), dtype=dtype))
+        assert published.data.nbytes == tensor_bytes(published.dtype, published.shape), dtype
+
+
+_OTHERS = {
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+    *(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)),
+}

@@ -219,3 +219,13 @@ def test_a_bad_folder_is_one_line(tmp_path: Path, spoil: object, line: str) -> N
         check_ranker(RankerChoice.model_validate({"languageModel": {"path": "lm"}}), base_dir=tmp_path)
     assert str(caught.value).startswith(f"spec.scheduling.ranker.languageModel.path: {line}")
     assert "\n" not in str(caught.value)
+
+
+def test_folders_that_have_no_name_of_ours_stay(tmp_path):
+    names = ["model-²", "model-007", "model-old", "notes"]
+    for name in names:
+        (tmp_path / name).mkdir()
+    models = TunedModels(tmp_path, origin="a")
+    models.save(1, lambda _: None)
+    models.save(2, lambda _: None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["model-2", *names])

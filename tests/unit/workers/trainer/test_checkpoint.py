@@ -64,6 +64,21 @@ def test_what_a_killed_writer_left_is_no_checkpoint(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_has_no_name_of_ours_stays_and_no_link_is_followed(tmp_path):
+    root, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").touch()
+    (root / ".partial-notes").mkdir(parents=True)
+    for name in (".partial-step-00000009", "step-00000000"):
+        (root / name).symlink_to(elsewhere)
+    (root / ".partial-replaced-step-00000007").touch()
+    store = CheckpointStore(root, keep_last=1)
+    store.clean()
+    store.write(CheckpointMeta(step=1, attempt=1, history=(DIGEST,)), save=_save, sync=lambda: None)
+    assert sorted(path.name for path in root.iterdir()) == [".partial-notes", "step-00000001"]
+    assert (elsewhere / "precious").exists()
+
+
 def _truncate(directory: Path) -> None:
     (directory / "state" / "tensors").write_bytes(b"weig")
 

@@ -81,9 +81,9 @@ def test_a_tensor_that_is_published_again_is_hashed_once(monkeypatch):
     hashed: list[bytes] = []
     versions: list[tuple[pb.VersionName, dict[str, TensorBytes]]] = []
     monkeypatch.setattr(hashing, "bytes_hash", lambda data: hashed.append(bytes(data)) or bytes_hash(data))
-    store, base = WeightStore(), tensor(b"base")
+    store, base = WeightStore(), tensor(b"base", shape=(1,))
     for step in range(3):
-        tensors = {"base": base, "adapter": tensor(bytes([step]))}
+        tensors = {"base": base, "adapter": tensor(bytes([step]), dtype="uint8", shape=(1,))}
         version = store.publish(attempt=1, step=step, tensors=tensors)
         versions.append((version, tensors))
         assert content(store, version, tensor="base") == b"base"

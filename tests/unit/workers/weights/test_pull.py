@@ -7,9 +7,9 @@ import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.delta_chains import DeltaStore
-from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, entry_of
-from streamrl_workers.weights.pull import FetchedTensor, Nearby, Route, pull
-from streamrl_workers.weights.source import Piece, SourceBrokenError
+from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, entry_of, manifest_hash
+from streamrl_workers.weights.pull import BadSourceError, FetchedTensor, Nearby, Route, WeightsError, pull
+from streamrl_workers.weights.source import NotKeptError, Piece, SourceBrokenError, SourceRefusedError
 from streamrl_workers.weights.store import WeightStore
 
 SIZE = 10_000
@@ -34,6 +34,12 @@ class Server:
         """Hash and beginning of each piece that was asked for."""
         self.all_ask = asyncio.Event()
         """Four were."""
+
+    def manifest(self, version: pb.VersionName) -> pb.Manifest:
+        """What a stream gives."""
+        with self.store.pulling(version) as manifest:
+            assert manifest is not None
+            return pb.Manifest.FromString(manifest.SerializeToString())
 
     async def open(self, number: int) -> None:
         """Before a stream is there."""
@@ -60,9 +66,7 @@ class Stream:
         self.server, self.number = server, number
 
     async def manifest(self, version: pb.VersionName) -> pb.Manifest:
-        with self.server.store.pulling(version) as manifest:
-            assert manifest is not None
-            return manifest
+        return self.server.manifest(version)
 
     async def fetch(self, piece: Piece, *, arrived: Callable[[int], None]) -> None:
         assert piece.begin < piece.end, "no such range"
@@ -74,7 +78,10 @@ class Stream:
 
     def fill(self, piece: Piece) -> None:
         data = self.server.store.content(piece.hash)
-        assert data is not None
+        if data is None:
+            raise NotKeptError("it is not there")
+        if len(data) != len(piece.buffer):
+            raise SourceRefusedError("it has another size")
         piece.buffer[piece.begin : piece.end] = data[piece.begin : piece.end]
         piece.begin = piece.end
 
@@ -195,3 +202,51 @@ async def test_what_cannot_be_made_of_a_delta_is_fetched_whole(error: Exception,
     route = server.publish(2)
     assert await server.pull(route, nearby=Nearby(held=dict(held(1)))) == tensors(2)
     assert len(server.fetched) == 2 * len(NAMES)
+
+
+@pytest.mark.parametrize("size_bytes", [0, SIZE - 1, SIZE + 1, 2**50, 2**63, 2**64 - 1])
+async def test_a_size_beside_the_hash_is_held_against_dtype_and_shape(size_bytes: int):
+    class Foreign(Server):
+        def manifest(self, version: pb.VersionName) -> pb.Manifest:
+            manifest = super().manifest(version)
+            manifest.tensors[0].size_bytes = size_bytes
+            return manifest
+
+    server = Foreign()
+    told = rf"tensor a: size_bytes is {size_bytes}, uint8 \[{SIZE}\] has {SIZE} bytes"
+    with pytest.raises(BadSourceError, match=told):
+        await server.pull(server.publish(1))
+    assert not server.fetched
+
+
+@pytest.mark.parametrize("elements", [2**60, 2**63, 2**64 - 1])
+async def test_a_version_for_which_there_is_no_memory_is_a_line(elements: int):
+    entry = pb.TensorEntry(name="a", dtype="uint8", shape=[elements], size_bytes=elements, hash=bytes(32))
+
+    class Large(Server):
+        def manifest(self, version: pb.VersionName) -> pb.Manifest:
+            return pb.Manifest(version=version, tensors=[entry], hash_algorithm=HASH_ALGORITHM)
+
+    server = Large()
+    route = Route(pb.WeightsAvailable(version=pb.VersionName(attempt=1, step=1, hash=manifest_hash([entry]))))
+    with pytest.raises(WeightsError, match=r"the system gives no \d+ bytes of memory") as told:
+        await server.pull(route)
+    assert not isinstance(told.value, BadSourceError), "another source has it as large"
+
+
+@pytest.mark.parametrize("field", ["size_bytes", "hash", "base_hash", "new_hash"])
+@pytest.mark.parametrize("to_most", [True, False])
+async def test_a_delta_that_is_described_wrong_costs_only_the_delta(field: str, to_most: bool):
+    class Foreign(Server):
+        def manifest(self, version: pb.VersionName) -> pb.Manifest:
+            manifest = super().manifest(version)
+            for delta in manifest.deltas:
+                if field == "size_bytes":
+                    delta.size_bytes = 2**64 - 1 if to_most else 0
+                else:
+                    setattr(delta, field, b"\1" * 32 if to_most else b"")
+            return manifest
+
+    server = Foreign()
+    server.publish(1)
+    assert await server.pull(server.publish(2), nearby=Nearby(held=dict(held(1)))) == tensors(2)

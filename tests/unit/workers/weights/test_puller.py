@@ -7,7 +7,7 @@ import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import Route
+from streamrl_workers.weights.pull import BadSourceError, Route, WeightsError
 from streamrl_workers.weights.puller import Puller
 
 
@@ -16,9 +16,10 @@ def target(step: int, *, address: str = "trainer:1", peer: bool = False) -> pb.W
 
 
 class Pulls:
-    """Pulls that never end."""
+    """Pulls that never end, or fail with what a test says."""
 
     def __init__(self) -> None:
+        self.errors: list[WeightsError] = []
         self.routes: list[Route] = []
         self.stalls: list[str] = []
         self.begun = asyncio.Event()
@@ -29,6 +30,8 @@ class Pulls:
     async def _pull(self, route: Route) -> dict[str, TensorBytes]:
         self.routes.append(route)
         self.begun.set()
+        if self.errors:
+            raise self.errors.pop()
         await asyncio.Event().wait()
         return {}
 
@@ -65,3 +68,16 @@ async def test_where_nothing_comes_and_a_newer_one_waits_that_is_next(pulls: Pul
     newer = await pulls.until(2)
     assert newer.target.version.step == 2
     assert pulls.stalls == []
+
+
+async def test_a_source_with_bad_bytes_is_left_and_one_that_is_late_is_not(
+    pulls: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamrl_workers.weights.puller._RETRY_FIRST_S", 0.0)
+    pulls.errors = [WeightsError("late"), BadSourceError("corrupt")]
+    pulls.puller.announce(target(1, address="peer:2", peer=True))
+    await pulls.until(2)
+    assert pulls.stalls == ["peer:2"]
+    pulls.puller.announce(target(1, address="peer:3", peer=True))
+    assert (await pulls.until(3)).target.address == "peer:3"
+    assert pulls.stalls == ["peer:2"]

@@ -17,6 +17,7 @@ from streamrl_workers.scheduler.journal.check import check_run
 from streamrl_workers.scheduler.journal.integrity import row_digest
 from streamrl_workers.scheduler.journal.store import JournalFaultError
 from streamrl_workers.trainer.checkpoint import CheckpointStore
+from support.changed_fields import other_cell, overwrite
 from support.flips import EXACT, content, resumed, said, spoilt_copies
 from support.journal_stories import JOURNAL, LOG, copy_of, finished, going_on, killed
 from support.journals import OpenJournal
@@ -125,51 +126,10 @@ async def test_a_disk_that_does_not_answer_is_no_verdict(
     assert "cannot be read: Input/output error" in said(run_dir, capsys)
 
 
-ROWS = ["meta", "groups", "attempts", "steps", "checkpoints", "evaluations", "lengths", "texts"]
-
-
-@pytest.mark.parametrize("table", ROWS)
-async def test_each_cell_of_each_table_is_covered(
-    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One cell is another one, and all that SQLite knows is in order."""
-    run_dir = await finished(tmp_path)
-    with closing(sqlite3.connect(run_dir / JOURNAL)) as connection:
-        cells = connection.execute(f"SELECT * FROM {table} ORDER BY rowid DESC LIMIT 1").fetchone()
-        names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-    for name, cell in zip(names, cells, strict=False):
-        spoilt = _fresh(run_dir, tmp_path / "spoilt")
-        _overwrite(spoilt / JOURNAL, table=table, cell=name, value=_other(cell))
-        assert f"1 row of {table} differ" in said(spoilt, capsys), name
-        assert resumed(spoilt) is None, name
-
-
-def _other(cell: object) -> object:
-    match cell:
-        case None:
-            return 1
-        case str():
-            return chr(ord(cell[0]) ^ 1) + cell[1:]
-        case bytes():
-            return bytes([cell[0] ^ 1]) + cell[1:]
-        case int():
-            return cell ^ 64  # no other row's key
-        case _:
-            return cell + 1  # type: ignore[operator]
-
-
-def _overwrite(path: Path, *, table: str, cell: str, value: object) -> None:
-    """Change a cell of the last row without its digest, as a flipped bit does."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        rowid, digest = connection.execute(f"SELECT rowid, digest FROM {table} ORDER BY rowid DESC LIMIT 1").fetchone()
-        connection.create_function("row_digest", -1, lambda *_: digest, deterministic=True)
-        connection.execute(f"UPDATE {table} SET {cell} = ? WHERE rowid = ?", (value, rowid))
-
-
 async def test_a_damaged_row_is_never_written_over(tmp_path: Path) -> None:
     """Else its new digest would vouch for what was not written."""
     run_dir = await finished(tmp_path)
-    _overwrite(run_dir / JOURNAL, table="groups", cell="begun_step", value=3)
+    overwrite(run_dir / JOURNAL, table="groups", cell="begun_step", value=3)
     with closing(sqlite3.connect(run_dir / JOURNAL, isolation_level=None)) as connection:
         connection.create_function("row_digest", -1, row_digest, deterministic=True)
         for statement in ("UPDATE groups SET settled = 1", "DELETE FROM groups"):
@@ -184,7 +144,7 @@ async def test_damaged_samples_are_not_delivered(tmp_path: Path, capsys: pytest.
     assert len(opened.journal.samples_of(24)) == 2
     with closing(sqlite3.connect(run_dir / JOURNAL, isolation_level=None)) as connection:
         (data,) = connection.execute("SELECT data FROM trajectories WHERE key = ?", (24 << 10,)).fetchone()
-        connection.execute("UPDATE trajectories SET data = ? WHERE key = ?", (_other(data), 24 << 10))
+        connection.execute("UPDATE trajectories SET data = ? WHERE key = ?", (other_cell(data), 24 << 10))
     with pytest.raises(JournalFaultError, match="the samples of group 24 are not what was written"):
         opened.journal.samples_of(24)
     opened.journal.close()
