@@ -1,7 +1,7 @@
 """Every TCP port that a run, its pages and the operator have open, against callers without a token: memory, probes, the run.
 
 The ports are those that the kernel lists, whoever opened them: a new one is in the test as soon as it listens. One that speaks
-neither HTTP nor gRPC is foreign code's, and stands in docs/operations.md ("Ports of other code").
+neither HTTP nor gRPC is foreign code's, and stands in the table of SECURITY.md.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from support.jobs import simulated_job, tiny_job, write_prompts
 from support.listeners import Listener, abstract_sockets, listeners, tree
 from support.operator_process import operator
 from support.runs import LocalRun
-from support.strangers import KINDS, PREFACE, hold
+from support.strangers import HEADS, KINDS, PREFACE, Stranger
 from support.tree import ROOT
 
 OF_A_KIND = 17
@@ -35,9 +35,9 @@ HELD_AT, STEPS = 3, 12
 PROBED = 5
 """Scheduler, trainer, two generators, operator."""
 PROBE_S, ANSWER_S = 60.0, 20.0
-ENDED_S = 150.0
+SENT_S, ENDED_S = 60.0, 150.0
 """For the last connection to be ended by its server: an agent's request has a minute to arrive."""
-FOREIGN = ROOT / "docs" / "operations.md"
+FOREIGN = ROOT / "SECURITY.md"
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -94,7 +94,7 @@ def status(port: Listener, path: str, *, timeout_s: float = PROBE_S) -> int:
 
 def foreign() -> set[str]:
     """Processes that have ports of other code."""
-    section = FOREIGN.read_text().partition("### Ports of other code\n")[2].partition("\n## ")[0]
+    section = FOREIGN.read_text().partition("\n## Ports\n")[2].partition("\n## ")[0]
     return set(re.findall(r"^\| `([a-z]+)` \|", section, re.MULTILINE))
 
 
@@ -116,22 +116,20 @@ class Memory:
 
 
 @asynccontextmanager
-async def besieged(ports: Sequence[Listener]) -> AsyncIterator[list[asyncio.Task[None]]]:
+async def besieged(ports: Sequence[Listener]) -> AsyncIterator[list[Stranger]]:
     """Strangers of every kind at each port, as long as the block lasts."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     wanted = [(kind, port) for _ in range(OF_A_KIND) for kind in KINDS for port in ports]
-    opened = await asyncio.gather(*(asyncio.open_connection(port.host, port.port) for _, port in wanted))
+    connections = await asyncio.gather(*(asyncio.open_connection(port.host, port.port) for _, port in wanted))
     held = [
-        asyncio.create_task(hold(connection, kind), name=f"{kind} at {port}")
-        for connection, (kind, port) in zip(opened, wanted, strict=True)
+        Stranger(*connection, kind=kind, at=str(port))
+        for connection, (kind, port) in zip(connections, wanted, strict=True)
     ]
     try:
         yield held
     finally:
-        for task in held:
-            task.cancel()
-        await asyncio.gather(*held, return_exceptions=True)
+        await asyncio.gather(*(one.end() for one in held))
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
@@ -151,12 +149,14 @@ async def withstand(run: LocalRun, held_run: Hold, spoken: Mapping[Listener, str
     probed = [port for port in ports if spoken[port] == "HTTP" and status(port, "/healthz") == 200]
     assert len(probed) == PROBED
     async with besieged(ports) as held:
+        _, waiting = await asyncio.wait([one.sending for one in held if one.kind in HEADS], timeout=SENT_S)
+        assert not waiting
         held_run.move(run.steps() + 3)
         await asyncio.to_thread(run.wait_steps, run.steps() + 2)
         for port in probed:
             assert await asyncio.to_thread(status, port, "/healthz") == 200, port
         if until_ended:
-            _, open_ = await asyncio.wait(held, timeout=ENDED_S)
+            _, open_ = await asyncio.wait([one.holding for one in held], timeout=ENDED_S)
             assert not open_, Counter(task.get_name() for task in open_)
     grown = {str(port): memory.growth_bytes()[port.pid] // 2**20 for port in ports}
     sys.stdout.write(f"grown by MiB: {grown}\n")

@@ -5,6 +5,8 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
+_PARTS = 98
+"""Of what has no end: a little below the number of headers after which http.server gives up."""
 _LINE = b"X: " + b"x" * 65_000 + b"\r\n"
 _GET, _POST = b"GET /healthz HTTP/1.1\r\nHost: x\r\n", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -45,9 +47,9 @@ def _calls(*more: tuple[bytes, bytes], body: bytes = b"") -> Iterator[bytes]:
         yield _frame(_DATA, 0, stream, body) if body else b""
 
 
-def _endless(begin: bytes, part: bytes, *, times: int = 100) -> Iterator[bytes]:
+def _endless(begin: bytes, part: bytes) -> Iterator[bytes]:
     yield begin
-    for _ in range(times):
+    for _ in range(_PARTS):
         yield part
 
 
@@ -77,24 +79,34 @@ KINDS: Mapping[str, Callable[[], Iterator[bytes]]] = {
 """What a stranger sends, in parts."""
 
 
-Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+HEADS = ("a line without end", "headers without end")
+"""Kinds that a server takes as a whole, or refuses: it has no reason to let them wait."""
 
 
-async def hold(connection: Connection, kind: str) -> None:
-    """Send as much as the server takes, and stay until it closes the connection."""
-    reader, writer = connection
-    sending = asyncio.create_task(_send(writer, KINDS[kind]()), name=f"sends {kind}")
-    try:
+class Stranger:
+    """One connection: it sends as much as the server takes, and stays until the server closes it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, kind: str, at: str) -> None:
+        self.kind = kind
+        self.sending = asyncio.create_task(self._send(writer), name=f"sends {kind} to {at}")
+        self.holding = asyncio.create_task(self._hold(reader, writer), name=f"{kind} at {at}")
+
+    async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(OSError):
+                while await reader.read(65_536):
+                    pass
+        finally:
+            self.sending.cancel()
+            writer.transport.abort()
+
+    async def _send(self, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
-            while await reader.read(65_536):
-                pass
-    finally:
-        sending.cancel()
-        writer.transport.abort()
+            for part in KINDS[self.kind]():
+                writer.write(part)
+                await writer.drain()
 
-
-async def _send(writer: asyncio.StreamWriter, parts: Iterator[bytes]) -> None:
-    with suppress(OSError):
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
+    async def end(self) -> None:
+        """Close it."""
+        self.holding.cancel()
+        await asyncio.gather(self.holding, self.sending, return_exceptions=True)
