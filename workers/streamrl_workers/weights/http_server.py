@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from http import HTTPStatus
-from http.client import HTTPException, LineTooLong
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler
 from math import inf
 from socketserver import BaseServer, TCPServer, ThreadingMixIn
@@ -310,8 +310,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         self.rfile.left_bytes = _HEAD_BYTES
-        with suppress(OSError, HTTPException):  # the peer is gone, or was ended, or its first line has no end
-            super().handle_one_request()
+        with suppress(OSError):  # the peer is gone, or was ended
+            try:
+                super().handle_one_request()
+            except LineTooLong:
+                self.requestline = self.request_version = self.command = ""  # http.server's answer has them
+                self.send_error(HTTPStatus.REQUEST_URI_TOO_LONG)
             return
         self.close_connection = True
 
