@@ -43,6 +43,10 @@ class HttpCall:
         value = self.headers.get("authorization", "")
         return value[len(_BEARER) :].strip() if value.lower().startswith(_BEARER) else ""
 
+    def admit(self) -> None:
+        """Keep its place from strangers: the caller is known."""
+        self._request.scope["state"]["admit"]()
+
     def hold(self) -> None:
         """Its answer may take long: no deadline ends its connection."""
         self._request.scope["state"]["hold"]()

@@ -4,8 +4,9 @@ Owns: the port, and who may hold it how long. Does not own: what a page says. St
 
 Invariants:
 - A connection carries one request. It ends `_TIMEOUT_S` after it was made (an application may name another time), whatever it has sent or read.
-  An application may hold one (`calls.py`): then it has no deadline, and its place is not needed.
-- `_CONNECTIONS` are open at most, `of_a_peer` of one address. A new one takes the place of the oldest: who asks is
+  An application may admit one whose caller it knows (`admit` of the state): strangers do not take its place. It may hold one
+  (`hold`): then it has no deadline either.
+- `_CONNECTIONS` of strangers are open at most, `of_a_peer` of one address. A new one takes the place of the oldest: who asks is
   answered at once, so the oldest is one that waits for nothing but its end.
 - GET and HEAD alone; other methods are 405, other paths 404. Nobody reads a request's body.
 """
@@ -143,7 +144,7 @@ class _Connection(H11Protocol):
         timeout_s: float,
         of_a_peer: int,
     ) -> None:
-        super().__init__(config, state, app_state={"hold": self._hold})
+        super().__init__(config, state, app_state={"admit": self._admit, "hold": self._hold})
         self._timeout_s = timeout_s
         self._of_a_peer = of_a_peer
         self._open = open_  # oldest first, with the address of each
@@ -156,11 +157,15 @@ class _Connection(H11Protocol):
         self._make_room(peer)
         self._open[self] = peer
 
-    def _hold(self) -> None:
-        """Its request waits by right: no deadline, and no newer one takes its place."""
-        self._deadline.cancel()
+    def _admit(self) -> None:
+        """Let no newer connection take the place of this one."""
         if self._open.pop(self, None) is not None:
             self._held.add(self)
+
+    def _hold(self) -> None:
+        """Admit it, and let its request wait without a deadline."""
+        self._deadline.cancel()
+        self._admit()
 
     def _make_room(self, peer: str) -> None:
         of_peer = [connection for connection, other in self._open.items() if other == peer]

@@ -200,6 +200,7 @@ class _Door:
             return self._session()
         name, value = self._cookie
         if has_token or hmac.compare_digest(request.cookies.get(name, "").encode(), value.encode()):
+            request.scope["state"]["admit"]()
             return None
         return HTMLResponse(self._pages.sign_in(), status_code=401, headers={"www-authenticate": "Bearer"})
 

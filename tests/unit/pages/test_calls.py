@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 
+from streamrl_pages import server as pages
 from streamrl_pages.calls import HttpCall, Reply, calls
 from streamrl_pages.server import PageServer
 
@@ -17,6 +18,11 @@ DEADLINE_S = 0.5
 async def echo(call: HttpCall) -> Reply:
     body = await call.body()
     return Reply(text="too large" if body is None else f"{call.token}|{body.decode()}")
+
+
+async def admitted(call: HttpCall) -> Reply:
+    call.admit()
+    return await echo(call)
 
 
 async def wait(call: HttpCall) -> Reply:
@@ -30,7 +36,7 @@ async def wait(call: HttpCall) -> Reply:
 @pytest.fixture
 async def address() -> AsyncIterator[str]:
     app = calls(
-        {("POST", "/echo"): echo, ("POST", "/wait"): wait},
+        {("POST", "/echo"): echo, ("POST", "/admitted"): admitted, ("POST", "/wait"): wait},
         refused=lambda status: Reply(text=f"refused {status}", status=status),
         most_bytes=MOST_BYTES,
     )
@@ -105,3 +111,24 @@ async def test_a_held_connection_keeps_its_place(address: str) -> None:
     assert (await waiting).text == "waited"
     for stranger in strangers:
         stranger.close()
+
+
+@pytest.mark.parametrize(("path", "answer"), [("admitted", b"HTTP/1.1 200 OK"), ("echo", b"")])
+async def test_strangers_take_no_place_of_a_known_caller(
+    path: str, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes = {("POST", "/echo"): echo, ("POST", "/admitted"): admitted}
+    server = PageServer(calls(routes, refused=lambda status: Reply(text="", status=status), most_bytes=9), of_a_peer=8)
+    monkeypatch.setattr(pages, "_TIMEOUT_S", 3600)
+    port = await server.start(host="127.0.0.1", port=0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /{path} HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+    writer.write(head.encode())
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 "), "its handler reads the body"
+    strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
+    assert await strangers[0][0].read() == b"", "the oldest stranger goes"
+    writer.write(b"it")
+    assert (await reader.read(1000)).partition(b"\r\n")[0] == answer
+    for _, one in (*strangers, (reader, writer)):
+        one.transport.abort()
+    await server.close()

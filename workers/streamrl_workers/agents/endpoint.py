@@ -97,7 +97,9 @@ class Endpoint:
     ) -> Callable[[HttpCall], Awaitable[Reply]]:
         async def checked(call: HttpCall) -> Reply:
             try:
-                return await handle(call, self._session(call.token))
+                session = self._session(call.token)
+                call.admit()
+                return await handle(call, session)
             except BadRequestError as error:
                 return _error(str(error), status=error.status, param=error.param, code=error.code)
 

@@ -51,12 +51,28 @@ Admit = Callable[[Context], Awaitable[None]]
 
 
 def guarded(handler: grpc.RpcMethodHandler, admit: Admit) -> grpc.RpcMethodHandler:
-    """The same handler behind `admit`. Every method of ours answers by a stream."""
+    """Return the same handler behind `admit`. Every method of ours answers by a stream.
+
+    A method with a single request becomes one that reads a stream: of a unary request gRPC reads the message before the handler
+    runs, and waits for it without a deadline. On the wire the two are the same.
+    """
     if handler.request_streaming:
-        make, behind = grpc.stream_stream_rpc_method_handler, _behind(_telling(admit), handler.stream_stream)
+        behind = _behind(_telling(admit), handler.stream_stream)
     else:
-        make, behind = grpc.unary_stream_rpc_method_handler, _behind(admit, handler.unary_stream)
-    return make(behind, handler.request_deserializer, handler.response_serializer)
+        behind = _behind(admit, _of_first(handler.unary_stream))
+    return grpc.stream_stream_rpc_method_handler(behind, handler.request_deserializer, handler.response_serializer)
+
+
+def _of_first(behaviour: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+    """Answer the first request of a stream."""
+
+    async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+        async for request in requests:
+            async for message in behaviour(request, context):
+                yield message
+            return
+
+    return stream
 
 
 async def await_admission(call: Any) -> None:  # noqa: ANN401 - any streaming call of grpc.aio's client

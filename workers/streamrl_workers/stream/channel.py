@@ -11,6 +11,7 @@ deadline: the old connection serves meanwhile); unblocked by the end of the old 
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,11 +32,14 @@ from streamrl_workers.stream.messages import FRAME_BYTES
 from streamrl_workers.stream.tls import Tls
 
 _REQUEST_LIMIT_BYTES = FRAME_BYTES + 2**10
-"""What a server reads at once: a frame (`messages.py`) or a small request. gRPC reads the first message of a call before
-anybody can ask who calls, so this times the calls of a connection is what a stranger can fill."""
+"""What a server reads at once: a frame (`messages.py`) or a small request."""
+_METADATA_BYTES = 4 * 2**10
+"""Maximum size of a call's metadata. Ours have some hundred bytes."""
+_IDLE_MS = 30_000
+"""A connection without a call is closed then. Peers of a run keep one call open."""
 _ANSWER_LIMIT_BYTES = 4 * 2**20
 """What a server says at once: a frame, or a piece of a file."""
-_CALLS_PER_CONNECTION = 32
+_CALLS_PER_CONNECTION = 8
 """A generator has a few calls on each of its connections."""
 _MAX_CALLS = 10_000
 """Of one server: 1,024 generators in each of 8 pools, and what else there is. More are told to come again."""
@@ -64,6 +68,9 @@ _SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", _REQUEST_LIMIT_BYTES),
     ("grpc.max_send_message_length", _ANSWER_LIMIT_BYTES),
     ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
+    ("grpc.max_metadata_size", _METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", 2 * _METADATA_BYTES),
+    ("grpc.max_connection_idle_ms", _IDLE_MS),
     ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
     ("grpc.so_reuseport", 0),  # so that a port in use is an error, not a shared port
 )
@@ -97,7 +104,13 @@ def make_server(token: str, *, tls: Tls | None = None) -> grpc.aio.Server:
     options: tuple[tuple[str, int | str], ...] = _SERVER_OPTIONS
     if tls is not None:
         door, options = RoleInterceptor(tls.identity), (*_SERVER_OPTIONS, *tls.server_options())
+    options = (*options, ("grpc.max_allowed_incoming_connections", _most_connections()))
     return grpc.aio.server(interceptors=[door], options=options, maximum_concurrent_rpcs=_MAX_CALLS)
+
+
+def _most_connections() -> int:
+    """Return the maximum of one server: half of the process's files stay for everything else."""
+    return min(_MAX_CALLS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
 def bind(server: grpc.aio.Server, *, port: int, host: str = LOOPBACK, tls: Tls | None = None) -> str:

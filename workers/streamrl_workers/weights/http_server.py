@@ -8,19 +8,23 @@ Owns the port, who is let in, requests and status codes. Does not own which vers
 Invariants:
 - Nobody is given anything before `stream/auth.py` has let him in: by the token of the run, or by the role in his certificate.
 - A connection ends when its handshake or first request takes too long, when the other side takes no bytes, and when it is too old.
+- A request's head has `_HEAD_BYTES` at most; no more of it is read. A request has no body.
 - A reader who stalls holds the bytes of one slice, and with it of its tensor, until `_STALL_S` end him: they are looked up again for each slice.
-- Strangers take no places from those who are let in.
+- Strangers take no places from those who are let in, and one address with many takes none from another.
 """
 
+import io
 import logging
 import re
 import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from http import HTTPStatus
+from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler
 from math import inf
 from socketserver import BaseServer, TCPServer, ThreadingMixIn
@@ -37,8 +41,11 @@ from streamrl_workers.weights.hashing import HASH_ALGORITHM, version_text
 from streamrl_workers.weights.source import NotYetError, ServedStore
 
 _MOST_CONNECTIONS = 512
-"""That are let in. More are closed at once, and come again. Each has a thread; a puller has four.
-Of those who have not shown yet who they are there may be as many; the oldest of them makes room."""
+"""That are let in. More are closed at once, and come again. Each has a thread; a puller has four."""
+_MOST_STRANGERS = 128
+"""Connections that have not shown yet who they are; of the address that has most of them the oldest makes room."""
+_HEAD_BYTES = 8 * 1024
+"""Maximum size of a request's line and headers together. A puller's have some hundred bytes."""
 _FIRST_REQUEST_S = 10.0
 """From the first byte of a connection until we know who it is."""
 _STALL_S = 60.0
@@ -176,8 +183,8 @@ class _Server(ThreadingMixIn, TCPServer):
         self._lock = threading.Lock()
         self._ends: dict[socket.socket, float] = {}
         """When each connection that was let in is ended, if it has not ended by itself."""
-        self._strangers: dict[socket.socket, float] = {}
-        """The same of those that are not let in yet, oldest first."""
+        self._strangers: dict[socket.socket, tuple[str, float]] = {}
+        """The address, and the same moment, of those that are not let in yet, oldest first."""
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
@@ -198,7 +205,7 @@ class _Server(ThreadingMixIn, TCPServer):
     def end_connections(self, *, older_than_s: float = float("inf")) -> None:
         """End those whose time has come before then."""
         with self._lock:
-            ends = {**self._strangers, **self._ends}
+            ends = {connection: end_s for connection, (_, end_s) in self._strangers.items()} | self._ends
         for connection in [connection for connection, end_s in ends.items() if end_s <= older_than_s]:
             _end(connection)
 
@@ -220,12 +227,16 @@ class _Server(ThreadingMixIn, TCPServer):
         with self._lock:
             if len(self._ends) >= _MOST_CONNECTIONS:
                 return False
-            if len(self._strangers) >= _MOST_CONNECTIONS:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                _end(oldest)
-            self._strangers[request] = time.monotonic() + _FIRST_REQUEST_S
+            if len(self._strangers) >= _MOST_STRANGERS:
+                self._make_room()
+            self._strangers[request] = (client_address[0], time.monotonic() + _FIRST_REQUEST_S)
         return True
+
+    def _make_room(self) -> None:
+        (address, _), *_ = Counter(address for address, _ in self._strangers.values()).most_common(1)
+        oldest = next(connection for connection, (other, _) in self._strangers.items() if other == address)
+        del self._strangers[oldest]
+        _end(oldest)
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401
         with self._lock:
@@ -262,10 +273,25 @@ _STATUSES = {
 }
 
 
+class _Incoming(io.BufferedReader):
+    """What a peer sends, line by line, as far as a request's head may be long."""
+
+    left_bytes = 0
+
+    def readline(self, size: int | None = None, /) -> bytes:
+        """Read a line. Raises LineTooLong: it goes beyond the head's bound."""
+        line = super().readline(self.left_bytes + 1)
+        self.left_bytes -= len(line)
+        if self.left_bytes < 0:
+            raise LineTooLong("head")
+        return line
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One connection, in its thread."""
 
     protocol_version = "HTTP/1.1"
+    rbufsize = 0  # `_Incoming` has the buffer
     server: _Server
     connection: ssl.SSLSocket
 
@@ -280,10 +306,16 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.tls is not None:
             self.request.do_handshake()
         super().setup()
+        self.rfile: _Incoming = _Incoming(self.rfile)  # without a buffer it is raw
 
     def handle_one_request(self) -> None:
+        self.rfile.left_bytes = _HEAD_BYTES
         with suppress(OSError):  # the peer is gone, or was ended
-            super().handle_one_request()
+            try:
+                super().handle_one_request()
+            except LineTooLong:
+                self.requestline = self.request_version = self.command = ""  # http.server's answer has them
+                self.send_error(HTTPStatus.REQUEST_URI_TOO_LONG)
             return
         self.close_connection = True
 

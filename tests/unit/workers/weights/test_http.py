@@ -11,16 +11,19 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights import http_server
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.http_client import HttpSource
-from streamrl_workers.weights.http_server import HttpWeightServer
+from streamrl_workers.weights.http_server import HttpWeightServer, versions_path
 from streamrl_workers.weights.source import SourceBrokenError
 from streamrl_workers.weights.store import WeightStore
 
 MOST = 4
+DEADLINE_S = 60.0
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, pb.VersionName]]:
     monkeypatch.setattr(http_server, "_MOST_CONNECTIONS", MOST)
+    monkeypatch.setattr(http_server, "_MOST_STRANGERS", MOST)
+    monkeypatch.setattr(http_server, "_FIRST_REQUEST_S", 10 * DEADLINE_S)
     store = WeightStore()
     tensors = {"w": TensorBytes("uint8", (1,), memoryview(b"w"))}
     version = store.publish(attempt=1, step=1, tensors=tensors)
@@ -35,9 +38,8 @@ async def opened(address: str) -> HttpSource:
 
 async def test_strangers_take_no_place_from_those_who_are_let_in(served: tuple[str, pb.VersionName]) -> None:
     address, version = served
-    host, _, port = address.rpartition(":")
     with ExitStack() as strangers:
-        silent = [strangers.enter_context(socket.create_connection((host, int(port)))) for _ in range(2 * MOST)]
+        silent = [strangers.enter_context(stranger(address)) for _ in range(2 * MOST)]
         sources = [await opened(address) for _ in range(MOST)]
         for source in sources:
             assert (await source.manifest(version)).version == version
@@ -47,6 +49,38 @@ async def test_strangers_take_no_place_from_those_who_are_let_in(served: tuple[s
             await sources[-1].manifest(version)
         for source in sources:
             await source.close()
+
+
+async def test_strangers_of_one_address_take_no_place_from_another(served: tuple[str, pb.VersionName]) -> None:
+    address, version = served
+    with ExitStack() as strangers:
+        other = strangers.enter_context(stranger(address, by="127.0.0.2"))
+        silent = [strangers.enter_context(stranger(address)) for _ in range(2 * MOST)]
+        assert await asyncio.to_thread(silent[0].recv, 1) == b""
+        other.sendall(f"GET {versions_path(version)} HTTP/1.1\r\n\r\n".encode())
+        assert (await asyncio.to_thread(other.recv, 100)).startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize(
+    ("begin", "answer"),
+    [
+        (b"GET /weights/v1/", b"HTTP/1.1 414 "),
+        (b"GET /weights/v1/ HTTP/1.1\r\nX: ", b"HTTP/1.1 431 "),
+        (b"GET /weights/v1/ HTTP/1.1\r\n" + 40 * b"X: y\r\n", b"HTTP/1.1 431 "),
+    ],
+    ids=["line", "header", "headers"],
+)
+def test_a_head_is_refused_at_its_bound(served: tuple[str, pb.VersionName], begin: bytes, answer: bytes) -> None:
+    """It is not waited for, and no more of it is read."""
+    with stranger(served[0]) as one:
+        one.sendall(begin.ljust(http_server._HEAD_BYTES + 1, b"x"))
+        assert one.recv(len(answer)) == answer
+
+
+def stranger(address: str, *, by: str = "127.0.0.1") -> socket.socket:
+    """Connect from a loopback address."""
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), DEADLINE_S, source_address=(by, 0))
 
 
 def test_other_clusters_share_the_uplink_and_each_has_its_own_bound() -> None:
