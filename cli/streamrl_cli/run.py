@@ -5,7 +5,8 @@
                                                     ▼                     ▼
                                                 live view  ◀──────── run folder ──▶ report.html
 
-Loops: `_show` reads progress once a second and draws it, and tells when there is none, until the supervisor is done. Ctrl-C asks the
+Loops: `_show` reads progress once a second and draws it, and tells when there is none, until the supervisor is done. `_watch_silences` reads
+notices of silent processes, from the preparation on, and writes what is new to the terminal. Ctrl-C asks the
 supervisor to stop (the trainer writes a checkpoint first); a second Ctrl-C kills.
 """
 
@@ -216,7 +217,11 @@ class _Run:
                 self.view.say(f"run folder: {self.folder.path}")
                 if note := unused_note(self.folder.job):
                     self.view.say(note)
-                await self._work()
+                watch = asyncio.create_task(self._watch_silences(), name="notices of silent processes")
+                try:
+                    await self._work()
+                finally:
+                    watch.cancel()
         except asyncio.CancelledError:
             return self._interrupted()
         except RunFailedError as failure:
@@ -278,6 +283,12 @@ class _Run:
             line = stalls.look(self.progress.status, now_s=time.monotonic(), step_s=self.progress.step_s())
             if line:
                 self.view.say(line)
+            await asyncio.sleep(REFRESH_S)
+
+    async def _watch_silences(self) -> None:
+        while True:
+            for text in self.progress.silence_lines():
+                self.view.say(text)
             await asyncio.sleep(REFRESH_S)
 
     async def _refresh(self) -> None:

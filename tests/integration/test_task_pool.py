@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import re
 import signal
 import socket
@@ -205,6 +206,7 @@ async def test_a_frozen_fork_server_is_told_and_replaced(
     """Its workers cannot be replaced without it, and one that overruns cannot be killed."""
     monkeypatch.setenv(ENV_HEARTBEAT_FILE, str(tmp_path / "heartbeats" / "scheduler"))
     monkeypatch.setenv(ENV_LIVENESS_SECONDS, "12")
+    caplog.set_level(logging.INFO)
     async with running(tmp_path) as pool:
         (server,) = fork_servers()
         server.suspend()

@@ -21,6 +21,7 @@ from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.files import MissingFileError, open_regular, read_json
 from streamrl.spec import RLJob, read_job
+from streamrl_workers.process.silences import Silence, read_silences
 from streamrl_workers.stream.run_folder import write_json_atomically
 
 FILE_RUN = "run.json"
@@ -57,6 +58,10 @@ class RunFolder:
         except MissingFileError:
             return None
         return _mapping(result, path=path, key="status")
+
+    def silences(self) -> dict[str, Silence]:
+        """Return the newest notice of each process that showed no sign of life."""
+        return read_silences([self.file(keys.DIR_HEARTBEATS)])
 
     def file(self, *parts: str) -> Path:
         """Path of something in the folder."""
