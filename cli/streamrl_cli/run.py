@@ -32,11 +32,10 @@ from streamrl_cli.local import unused_note
 from streamrl_cli.runner.folder import (
     FILE_LOCK,
     RunFolder,
-    check_code_dir,
     create_folder,
     hold,
     newest_folder,
-    open_folder,
+    open_code,
     private_files,
 )
 from streamrl_cli.runner.plan import plan_run, usable_cpus, visible_gpus
@@ -166,10 +165,7 @@ def _resumed(args: argparse.Namespace) -> RunFolder:
             rule="goes on with the job as the run folder holds it",
             fix="leave out FILE, --set, --from, --weights-from and --run-dir, or start a new run",
         )
-    folder = open_folder(newest_folder(Path(DEFAULT_PARENT)) if args.resume == NEWEST else Path(args.resume))
-    check_code_dir(folder)
-    console.out(f"code: {folder.base_dir}")
-    return folder
+    return open_code(newest_folder(Path(DEFAULT_PARENT)) if args.resume == NEWEST else Path(args.resume))
 
 
 def _allow_changed_data(folder: RunFolder, *, allowed: bool) -> None:
