@@ -333,7 +333,9 @@ class _Run:
 
         data = read_run(self.folder.path)
         took = format_seconds(data.steps[-1]["elapsed_s"] if data.steps else None)
-        console.out(f"done: {len(data.steps)} steps in {took}{_held_out(data)}")
+        console.out(f"done: {data.taken} steps in {took}{_held_out(data)}")
+        if data.lost_lines:
+            console.err(f"warning: {data.lost_lines}")
         console.out(f"check: {_check_line(self.folder)}")
         console.out(f"wall, weighted by cost: {bubbles_line(data)}")
         console.out(f"report: {write_report(data)}")
