@@ -5,7 +5,8 @@
                                                     ▼                     ▼
                                                 live view  ◀──────── run folder ──▶ report.html
 
-Loops: `_show` reads progress once a second and draws it, and tells when there is none, until the supervisor is done. Ctrl-C asks the
+Loops: `_show` reads progress once a second and draws it, and tells when there is none, until the supervisor is done. `_watch_silences` reads
+notices of silent processes, from the preparation on, and writes what is new to the terminal. Ctrl-C asks the
 supervisor to stop (the trainer writes a checkpoint first); a second Ctrl-C kills.
 """
 
@@ -31,11 +32,10 @@ from streamrl_cli.local import unused_note
 from streamrl_cli.runner.folder import (
     FILE_LOCK,
     RunFolder,
-    check_code_dir,
     create_folder,
     hold,
     newest_folder,
-    open_folder,
+    open_code,
     private_files,
 )
 from streamrl_cli.runner.plan import plan_run, usable_cpus, visible_gpus
@@ -165,10 +165,7 @@ def _resumed(args: argparse.Namespace) -> RunFolder:
             rule="goes on with the job as the run folder holds it",
             fix="leave out FILE, --set, --from, --weights-from and --run-dir, or start a new run",
         )
-    folder = open_folder(newest_folder(Path(DEFAULT_PARENT)) if args.resume == NEWEST else Path(args.resume))
-    check_code_dir(folder)
-    console.out(f"code: {folder.base_dir}")
-    return folder
+    return open_code(newest_folder(Path(DEFAULT_PARENT)) if args.resume == NEWEST else Path(args.resume))
 
 
 def _allow_changed_data(folder: RunFolder, *, allowed: bool) -> None:
@@ -216,7 +213,11 @@ class _Run:
                 self.view.say(f"run folder: {self.folder.path}")
                 if note := unused_note(self.folder.job):
                     self.view.say(note)
-                await self._work()
+                watch = asyncio.create_task(self._watch_silences(), name="notices of silent processes")
+                try:
+                    await self._work()
+                finally:
+                    watch.cancel()
         except asyncio.CancelledError:
             return self._interrupted()
         except RunFailedError as failure:
@@ -280,6 +281,12 @@ class _Run:
                 self.view.say(line)
             await asyncio.sleep(REFRESH_S)
 
+    async def _watch_silences(self) -> None:
+        while True:
+            for text in self.progress.silence_lines():
+                self.view.say(text)
+            await asyncio.sleep(REFRESH_S)
+
     async def _refresh(self) -> None:
         """Show what is new, and say what a person should look at."""
         steps, evaluations = await self.progress.refresh()
@@ -326,7 +333,9 @@ class _Run:
 
         data = read_run(self.folder.path)
         took = format_seconds(data.steps[-1]["elapsed_s"] if data.steps else None)
-        console.out(f"done: {len(data.steps)} steps in {took}{_held_out(data)}")
+        console.out(f"done: {data.taken} steps in {took}{_held_out(data)}")
+        if data.lost_lines:
+            console.err(f"warning: {data.lost_lines}")
         console.out(f"check: {_check_line(self.folder)}")
         console.out(f"wall, weighted by cost: {bubbles_line(data)}")
         console.out(f"report: {write_report(data)}")

@@ -18,6 +18,8 @@ EXIT_RANK_LOST = 76
 EXIT_DATA_CHANGED = 77
 """The data of the job is not what its journal was written with. The process can be started again, and goes on once the data is back."""
 
+MOST_LINES = 20
+"""Mistakes that are shown at once: more are not read."""
 _MAX_VALUE_CHARS = 120
 _MAX_PART_CHARS = 2000
 """Of a field, a rule or an advice: names in them may come from a file."""
@@ -79,7 +81,7 @@ def _line(text: str) -> str:
 
 
 class UserErrors(ValueError):  # noqa: N818 - several of them, one word more says nothing
-    """Several user errors found in one file; prints one line each."""
+    """Several user errors found in one file; prints one line each, up to `MOST_LINES`. A list of errors leaves a process in this way alone."""
 
     def __init__(self, errors: list[UserError]) -> None:
         self.errors = errors
@@ -87,5 +89,6 @@ class UserErrors(ValueError):  # noqa: N818 - several of them, one word more say
 
     @property
     def lines(self) -> list[str]:
-        """What to print: one line for each mistake."""
-        return [str(error) for error in self.errors]
+        """What to print: one line for each of the first mistakes, and the number of the others."""
+        more = len(self.errors) - MOST_LINES
+        return [*map(str, self.errors[:MOST_LINES]), *([f"and {more} more"] if more > 0 else [])]

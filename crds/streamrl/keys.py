@@ -20,6 +20,8 @@ ENV_RANK_SIGNALS_PORT = "STREAMRL_RANK_SIGNALS_PORT"
 """Integer, 0 = any: signals port of the second rank of a node, one more for each further one. Read by the trainer's launcher."""
 ENV_TOKEN = "STREAMRL_TOKEN"  # noqa: S105 - the variable's name, no secret
 """Secret of the run, sent as gRPC metadata by every client. Never logged, never stored in metrics."""
+SECRET_VARIABLES = frozenset({ENV_TOKEN})
+"""Variables that no process with code of the user's or of a tracker's package is given. Other secrets of ours are files."""
 ENV_MODEL_PATH = "STREAMRL_MODEL_PATH"
 """Directory (or hub name) of the initial model and tokenizer. Read by the trainer and generators."""
 ENV_THREADS = "STREAMRL_THREADS"

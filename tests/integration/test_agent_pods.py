@@ -11,6 +11,7 @@ import pytest
 from streamrl import keys
 from streamrl.errors import EXIT_DONE
 from streamrl_workers.metrics.jsonl import read_jsonl
+from support.freezes import frozen, hearts
 from support.jobs import simulated_job, write_prompts
 from support.pods import Pods
 from support.runs import wait_for
@@ -92,6 +93,25 @@ def test_pods_and_containers_are_lost_in_turns_and_every_sum_is_right(pods: Pods
         assert line["reward_mean"] == pytest.approx(0.25 * line["turns_mean"])
     page = pods.numbers()
     assert page["ended"], json.dumps(page)
+
+
+@pytest.mark.timeout(400)
+def test_a_frozen_process_beside_a_link_is_a_warning_of_the_scheduler(
+    pods: Pods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(keys.ENV_LIVENESS_SECONDS, "45")
+    pods.start("scheduler")
+    first, _ = pods.start_agents(0)
+    wait_for(lambda: (pods.numbers().get("agents") or {}).get("hosts") == 1, what=f"the host; {pods.logs()}")
+    (server,) = hearts(psutil.Process(pods.processes[first].pid)).values()
+
+    def silent() -> list[str]:
+        return [one["message"] for one in pods.numbers()["warnings"] if one["type"] == "ProcessFrozen"]
+
+    with frozen(server):
+        (message,) = wait_for(silent, what=f"the warning; {pods.logs()}")
+        assert message.startswith("agents-0: the fork server of the user's code has shown no sign of life for ")
+    wait_for(lambda: not silent(), what=f"its end; {pods.logs()}")
 
 
 def test_only_its_own_role_may_dial_as_an_agent_host(pods: Pods) -> None:

@@ -244,3 +244,20 @@ def test_a_full_disk_ends_the_run_with_its_name_and_loses_nothing(base: Path) ->
     assert run.wait_end() == 0, run.logs()
     assert run.steps() == stored["spec"]["pipeline"]["steps"]
     assert run.check().returncode == 0
+
+
+def test_a_resume_with_damaged_lines_of_steps_counts_by_the_journal(base: Path) -> None:
+    job = simulated_job(steps=12)
+    hold = Hold.on(job, base, step=6)
+    run = LocalRun.start(job, folder=base / "run", base_dir=base)
+    run.wait_steps(6)
+    run.interrupt()
+    hold.let_go()
+    file = run.folder / "metrics" / "steps.jsonl"
+    lines = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([b"\x00" * 40 + b"\n", *lines[4:]]))
+    run.resume()
+    assert run.wait_end() == 0, run.logs()
+    assert "done: 12 steps in " in run.said()
+    assert "warning: metrics/steps.jsonl has no line of 4 of the 12 steps: it was damaged" in run.said()
+    run.assert_exact()

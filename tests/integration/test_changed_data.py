@@ -107,7 +107,7 @@ def test_stored_samples_are_shown_and_replayed_as_they_were(tmp_path: Path) -> N
     put_a_line_first(tmp_path / "prompts.jsonl")
     after = [streamrl(*command) for command in commands]
     assert [(done.returncode, done.stdout) for done in after] == [(0, done.stdout) for done in before]
-    assert "3 of 3 versions compared, all are the same" in after[0].stdout
+    assert "compared steps 1 to 2: all are the same" in after[0].stdout
 
 
 def test_the_flag_goes_with_a_run_that_is_resumed(tmp_path: Path) -> None:

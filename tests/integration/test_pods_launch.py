@@ -12,6 +12,7 @@ import pytest
 
 from streamrl import keys, names
 from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR
+from streamrl_workers.process.silences import folders_of, read_silences
 from support.jobs import simulated_job
 from support.pods import Pods
 from support.runs import wait_for
@@ -99,6 +100,10 @@ def test_a_frozen_rank_ends_all(pods: Pods) -> None:
     assert pods.wait("trainer") == KILLED, pods.text("trainer")
     assert pods.last_line("trainer") == f"rank 1 ended with exit code {KILLED}"
     assert re.search(r"rank 1 has shown no sign of life for \d+ s, since ", pods.text("trainer"))
+    (notice,) = read_silences(
+        folders_of({key: str(value) for key, value in pods.environment("scheduler").items()})
+    ).values()
+    assert re.fullmatch(r"rank 1 has shown no sign of life since .*: it is killed", notice.message)
     assert gone(started)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import re
 import signal
 import socket
@@ -14,8 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from streamrl import keys
 from streamrl.errors import UserError
-from streamrl.keys import ENV_HEARTBEAT_FILE, ENV_LIVENESS_SECONDS
+from streamrl.keys import ENV_HEARTBEAT_FILE, ENV_LIVENESS_SECONDS, SECRET_VARIABLES
 from streamrl_workers.tasks.values import TaskPoolError
 from streamrl_workers.tasks.worker import ITEMS_KEPT
 from support.task_jobs import write_lines
@@ -205,6 +207,7 @@ async def test_a_frozen_fork_server_is_told_and_replaced(
     """Its workers cannot be replaced without it, and one that overruns cannot be killed."""
     monkeypatch.setenv(ENV_HEARTBEAT_FILE, str(tmp_path / "heartbeats" / "scheduler"))
     monkeypatch.setenv(ENV_LIVENESS_SECONDS, "12")
+    caplog.set_level(logging.INFO)
     async with running(tmp_path) as pool:
         (server,) = fork_servers()
         server.suspend()
@@ -212,6 +215,40 @@ async def test_a_frozen_fork_server_is_told_and_replaced(
             bad, good = await pool.score(samples("sleep", "fine"))
         assert (bad.kind, good.kind, server.is_running()) == ("timeout", None, False)
     assert re.search(r"the task pool's fork server has shown no sign of life for \d+ s, since ", caplog.text)
+
+
+SECRETS = """
+import os
+from pathlib import Path
+
+def found():
+    of_kernel = Path("/proc/self/environ").read_bytes().decode() if Path("/proc/self/environ").exists() else ""
+    return [name for name, value in os.environ.items() if "a secret of the run" in value] + ["of the kernel"] * ("a secret of the run" in of_kernel)
+
+AT_IMPORT = found()
+
+def score(*, prompt, completion, answer, metadata):
+    if AT_IMPORT or found():
+        raise RuntimeError(f"sees {AT_IMPORT} and {found()}")
+    return 1.0
+"""
+
+
+async def test_the_users_code_is_given_no_secret_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SECRET_VARIABLES:
+        monkeypatch.setenv(name, "a secret of the run")
+    reward = {"name": "it", "python": {"function": "secret_rewards:score"}}
+    async with running_pool(tmp_path, modules={"secret_rewards": SECRETS}, rewards=[reward]) as pool:
+        (score,) = await scored(pool, "a")
+        assert (score.reward, score.error) == (1.0, "")
+        (server,) = fork_servers()
+        for process in (server, *server.children(recursive=True)):
+            assert not SECRET_VARIABLES & process.environ().keys()
+
+
+def test_every_variable_of_ours_that_is_a_secret_is_known_as_one() -> None:
+    named = {value for name, value in vars(keys).items() if name.startswith("ENV_") and isinstance(value, str)}
+    assert {name for name in named if re.search("TOKEN|SECRET|PASSWORD|CREDENTIAL", name)} == SECRET_VARIABLES
 
 
 async def test_prompts_are_those_of_the_data_set(tmp_path: Path) -> None:

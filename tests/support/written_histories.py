@@ -28,8 +28,12 @@ async def write_history(
     seed: int = 0,
     change: Change = lambda sample: None,
     share_percent: int = 100,
+    ends: bool = True,
 ) -> list[bytes]:
-    """Hashes of all versions. `seed`: of the order in which groups come, and when micro-steps begin; `change`: of any sample, before it is trained."""
+    """Hashes of all versions. `seed`: of the order in which groups come, and when micro-steps begin; `change`: of any sample, before it is trained.
+
+    `ends`: the run has ended, and has recorded its last version.
+    """
     rng = random.Random(seed)
     _make_folder(run_dir, share_percent=share_percent)
     archiver = Archiver(run_dir, spec=Archive(sharePercent=share_percent)) if share_percent else None
@@ -51,7 +55,8 @@ async def write_history(
         await opened.write([taken])
         hashes.append(tensors_hash(engine.tensors() | engine.probe()))
     await opened.write([rec.Checkpointed(step=STEPS - 1, path="step-2")])
-    await opened.write([rec.RunEnded(step=STEPS, version_hash=hashes[-1])])
+    if ends:
+        await opened.write([rec.RunEnded(step=STEPS, version_hash=hashes[-1])])
     opened.journal.close()
     return hashes
 

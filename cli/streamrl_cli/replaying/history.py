@@ -40,7 +40,7 @@ class RunHistory:
     job: RLJob
     steps: tuple[HistoryStep, ...]
     last_hash: bytes
-    """Of the version behind the last step; empty: it is not known."""
+    """Hash of the version that the last step made; empty: the run has not recorded it."""
 
     def hash_of(self, version: int) -> bytes:
         """Of a version; empty: it is not known."""
@@ -61,14 +61,18 @@ def read_history(run_dir: Path, *, end: int | None = None) -> RunHistory:
         if not job.spec.storage.archive.share_percent:
             raise UserError(field=str(run_dir), rule="has no archive (storage.archive.sharePercent is 0)", fix=_FIX)
         taken: defaultdict[int, list[StoredGroup]] = defaultdict(list)
-        behind = False
+        later, next_hash = False, b""
         for group in store.groups():
             if group.head.HasField("step"):
-                inside = end is None or group.head.step < end
-                behind |= not inside
-                if inside:
+                if end is None or group.head.step < end:
                     taken[group.head.step].append(group)
-        last_hash = b"" if behind else store.last_hash
+                    continue
+                later = True
+                if (
+                    group.head.step == end
+                ):  # it began with the version that the step before made; its first group has the hash
+                    next_hash = next_hash or group.head.version_hash
+        last_hash = next_hash if later else store.last_hash
     if not taken:
         raise UserError(field=str(run_dir), rule="has no samples of a step", fix=_FIX)
     batch = job.spec.pipeline.batch_groups

@@ -2,7 +2,7 @@
 
 The initial model, the order of the groups and the micro-steps are the run's. Nothing is generated, and nothing of the run is changed.
 On a machine like the run's every hash is the same: then the samples in the archive are those that made the weights.
-Exit code 0: all are the same; 1: one differs, and the first that does is named; 2: the run cannot be replayed, whatever the cause.
+Exit code 0: all are the same; 1: one differs, and the first that does is named; 2: the run cannot be replayed or compared, whatever the cause.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from streamrl import keys
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_USER_ERROR, UserError
 from streamrl_cli import console
 from streamrl_cli.replaying.history import read_history
-from streamrl_cli.runner.folder import RunFolder, check_code_dir, create_folder, open_folder, private_files
+from streamrl_cli.runner.folder import RunFolder, create_folder, open_code, private_files
 from streamrl_cli.runner.lone_trainer import start_lone_trainer
 from streamrl_cli.runner.prepare import prepare_model
 from streamrl_cli.runner.workers import RunFailedError, failed
@@ -40,8 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Train again, compare."""
     if args.to_step is not None and args.to_step < 1:
         raise UserError(field="--to-step", rule="must be at least 1", got=args.to_step)
-    source = open_folder(args.run)
-    check_code_dir(source)
+    source = open_code(args.run)
     if source.job.spec.trainer.nodes > 1:
         raise UserError(field="spec.trainer.nodes", rule="must be 1 to be replayed", got=source.job.spec.trainer.nodes)
     hashes = _hashes(source.path, end=args.to_step)
@@ -60,9 +59,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _hashes(run_dir: Path, *, end: int | None) -> list[bytes]:
-    """Of every version; empty: it is not known. Nothing else is kept: the trainer reads the samples itself."""
+    """Return the hash of every version up to the last that can be compared; empty: the run has not recorded it.
+
+    Nothing else is kept: the trainer reads the samples itself. Raises `UserError`: the last step, or the one asked for, cannot be compared.
+    """
     history = read_history(run_dir, end=end)
-    return [history.hash_of(version) for version in range(len(history.steps) + 1)]
+    hashes = [history.hash_of(version) for version in range(len(history.steps) + 1)]
+    last = max((version for version, found in enumerate(hashes) if found), default=0)
+    if last == 0 or (end is not None and last < end):
+        got = {} if end is None else {"got": end}
+        fix = (
+            f"name at most {last}" if last else "let the run go on: the version of a step is recorded with the next one"
+        )
+        raise UserError(field="--to-step", rule="must be a step whose version the run has recorded", fix=fix, **got)
+    return hashes[: last + 1]
 
 
 async def _replay(hashes: Sequence[bytes], *, source: RunFolder, place: Path, umask: int) -> int:
@@ -76,7 +86,7 @@ async def _replay(hashes: Sequence[bytes], *, source: RunFolder, place: Path, um
             folder, report=lambda _: None, say=console.err, umask=umask, store=None if store == source.path else store
         )
     )
-    compared = version = 0
+    version = 0
     steps = len(hashes) - 1
     retrained = _versions(str(source.path), str(steps), folder=folder, model=model)
     async with aclosing(retrained) as versions:  # the trainer ends with it
@@ -85,10 +95,11 @@ async def _replay(hashes: Sequence[bytes], *, source: RunFolder, place: Path, um
             if said and said.hex() != found:
                 console.out(_difference(version, run=said.hex(), here=found))
                 return EXIT_FAULT
-            compared += bool(said)
-            console.out(f"version {version}  {found[:_SHOWN_CHARS]}  {'same' if said else 'not known of the run'}")
+            console.out(f"version {version}  {found[:_SHOWN_CHARS]}  {'same' if said else 'not recorded'}")
             version += 1
-    console.out(f"{steps} steps replayed: {compared} of {version} versions compared, all are the same")
+    unknown = [version for version, found in enumerate(hashes) if not found]
+    but = f" but {', '.join(map(str, unknown))}, which the run has not recorded" if unknown else ""
+    console.out(f"compared steps 1 to {steps}{but}: all are the same")
     return EXIT_DONE
 
 

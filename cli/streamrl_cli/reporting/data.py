@@ -5,6 +5,7 @@ Owns names, types and bounds of what a report shows. Fields that it does not sho
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeVar
@@ -20,6 +21,7 @@ from streamrl_cli.runner.folder import RunFolder, open_folder
 from streamrl_cli.runner.scaling import FILE_SCALING
 from streamrl_workers.metrics.bubbles import ProcessWall, bubble_ratios
 from streamrl_workers.metrics.jsonl import read_jsonl
+from streamrl_workers.scheduler.journal.adoption import read_adopted
 from streamrl_workers.stream.sample_choice import KINDS
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -27,6 +29,7 @@ Number = Annotated[float, Field(ge=-1e100, le=1e100)]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 ResizeRecord = TypedDict("ResizeRecord", {"time_s": Seconds, "pool": str, "from": Count, "to": Count, "reason": str})
 """A line of `scaling.jsonl`."""
+_MOST_STEPS = 2**53
 MOST_PROCESSES = 1000
 _NO_PROCESSES = frozenset(("steps.jsonl", "evaluations.jsonl", FILE_SCALING))
 _SAMPLES_OF_A_KIND = 2
@@ -89,6 +92,25 @@ class RunData:
     """Some of the newest step."""
     no_samples: str = ""
     """Why there are none to show; "": there are, or the folder has no journal."""
+    first_step: int = 0
+    """Step with which the run began: that of the checkpoint that it took over."""
+
+    @property
+    def taken(self) -> int:
+        """Number of steps that the run has taken: by its result, which follows from the journal; until then by its newest line."""
+        said = (self.result or {}).get("steps")
+        newest = self.steps[-1]["step"] + 1 if self.steps else 0
+        return max(said if isinstance(said, int) and said <= _MOST_STEPS else 0, newest) - self.first_step
+
+    @property
+    def lost_lines(self) -> str:
+        """A sentence about steps without a line in `steps.jsonl`, whose numbers are lost; "": there are none."""
+        lost = self.taken - len(self.steps)
+        return (
+            f"{keys.DIR_METRICS}/steps.jsonl has no line of {lost} of the {self.taken} steps: it was damaged"
+            if lost > 0
+            else ""
+        )
 
 
 def read_run(path: Path, *, with_samples: bool = True) -> RunData:
@@ -116,7 +138,16 @@ def read_run(path: Path, *, with_samples: bool = True) -> RunData:
         score_failures=sum((Counter(line.get("score_failures", {})) for line in lines), Counter()),
         samples=samples,
         no_samples=no_samples,
+        first_step=_first_step(folder),
     )
+
+
+def _first_step(folder: RunFolder) -> int:
+    """0 where what it took over cannot be read: the folder may be a part of one."""
+    with suppress(UserError):
+        if (adopted := read_adopted(folder.path)) is not None:
+            return adopted.step
+    return 0
 
 
 def _samples(folder: RunFolder) -> tuple[tuple[ShownSample, ...], str]:

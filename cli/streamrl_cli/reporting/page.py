@@ -170,7 +170,8 @@ def _cards(run: RunData) -> dict[str, str]:
     loss = {"held-out loss": " → ".join(format_number(losses[at]) for at in (0, -1))} if losses else {}
     return loss | {
         "held-out reward": held_out,
-        "steps": f"{len(steps)} / {run.folder.job.spec.pipeline.steps}",
+        "steps": f"{run.taken} / {run.folder.job.spec.pipeline.steps}",
+        **({"of these without numbers": run.lost_lines} if run.lost_lines else {}),
         "time of training": format_seconds(elapsed_s),
         "tokens trained": format_count(tokens),
         "tokens/s, of all": format_count(tokens / elapsed_s if elapsed_s else None),

@@ -23,6 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the report and say where it is."""
     data = read_run(args.run)
+    if data.lost_lines:
+        console.err(data.lost_lines)
     console.out(str(write_report(data)))
     if args.trace is not None:
         _write_trace(data.folder, args.trace)

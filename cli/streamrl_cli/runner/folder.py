@@ -21,6 +21,8 @@ from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.files import MissingFileError, open_regular, read_json
 from streamrl.spec import RLJob, read_job
+from streamrl_cli import console
+from streamrl_workers.process.silences import Silence, read_silences
 from streamrl_workers.stream.run_folder import write_json_atomically
 
 FILE_RUN = "run.json"
@@ -57,6 +59,10 @@ class RunFolder:
         except MissingFileError:
             return None
         return _mapping(result, path=path, key="status")
+
+    def silences(self) -> dict[str, Silence]:
+        """Return the newest notice of each process that showed no sign of life."""
+        return read_silences([self.file(keys.DIR_HEARTBEATS)])
 
     def file(self, *parts: str) -> Path:
         """Path of something in the folder."""
@@ -115,18 +121,26 @@ def open_folder(path: Path) -> RunFolder:
     return RunFolder(path=path.resolve(), job=job, base_dir=base_dir)
 
 
-def check_code_dir(folder: RunFolder) -> None:
-    """Refuse to run the code that a run folder names where it cannot be the code of this user's own run.
+def open_code(path: Path) -> RunFolder:
+    """Open a run folder whose code is run, and print the directory of that code. Every command that runs it opens it here.
 
-    Raises `UserError`: the folder is another user's, or the directory is none, or lies in the folder itself.
+    Raises `UserError`: as of `open_folder`, or it cannot be the code of this user's own run.
     """
+    folder = open_folder(path)
+    _check_code_dir(folder)
+    console.out(f"code: {folder.base_dir}")
+    return folder
+
+
+def _check_code_dir(folder: RunFolder) -> None:
+    """Raise `UserError`: the folder is another user's, or the directory is none, or lies in the folder itself."""
     file = folder.file(FILE_RUN)
     with open_regular(file, beneath=folder.path) as opened:
         owner = os.fstat(opened.fileno()).st_uid
     if owner not in (0, owner_of_new_files(folder.path)):
         raise UserError(
             field=str(file),
-            rule=f"belongs to another user (uid {owner}), and resuming runs the code that it names",
+            rule=f"belongs to another user (uid {owner}), and this command runs the code that it names",
             fix="copy the folder once you trust it",
         )
     directory = folder.base_dir

@@ -42,7 +42,7 @@ async def prepare_model(
     """
     log, most = folder.file(keys.DIR_LOGS, f"{_NAME}.log"), folder.job.spec.failure_policy.max_restarts
     for restarts in range(most + 1):
-        code, path = await _prepare_once(folder, log=log, report=report, say=say, umask=umask, store=store)
+        code, path = await _prepare_once(folder, log=log, report=report, umask=umask, store=store)
         if code == 0 and path is not None:
             return path
         verdict = judge_exit(
@@ -60,20 +60,19 @@ async def _prepare_once(
     *,
     log: Path,
     report: Callable[[Mapping[str, Any]], None],
-    say: Callable[[str], None],
     umask: int,
     store: Path | None,
 ) -> tuple[int, str | None]:
     """Exit code of one process, and what it says the model's directory is."""
     heartbeat = child_environment(
-        _NAME, environ={keys.ENV_HEARTBEAT_FILE: str(folder.file(keys.DIR_HEARTBEATS, _NAME))}
+        _NAME, environ={keys.ENV_HEARTBEAT_FILE: str(folder.file(keys.DIR_HEARTBEATS, "streamrl-run"))}
     )
     arguments = ("--job", str(folder.file(keys.FILE_JOB)), "--cache", str(cache_dir() / "models"))
     env = {**heartbeat, keys.ENV_CODE_DIR: str(folder.base_dir)}
     env |= {} if store is None else {keys.ENV_STORE_DIR: str(store)}
     async with child("streamrl_workers.models.prepare", *arguments, env=env, log=log, umask=umask) as process:
         watch = asyncio.create_task(
-            kill_when_frozen(_NAME, environ=heartbeat, kill=process.kill, say=say), name="heartbeat of prepare"
+            kill_when_frozen(_NAME, environ=heartbeat, kill=process.kill), name="heartbeat of prepare"
         )
         try:
             async with asyncio.timeout(PREPARE_TIMEOUT_S):

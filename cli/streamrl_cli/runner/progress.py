@@ -23,6 +23,7 @@ from streamrl.files import read_json
 from streamrl_cli.runner.folder import RunFolder
 from streamrl_workers.metrics.jsonl import LineReader
 from streamrl_workers.metrics.logprob_diff import new_warnings
+from streamrl_workers.process.silences import PROCESS_FROZEN, Silence, silence_warnings
 
 PARTS = ("busy", "pipeline", "weights", "skew", "other")
 """The parts that a wall is made of, in the order in which they are drawn."""
@@ -73,6 +74,9 @@ class RunProgress:
     _readers: dict[str, LineReader] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
     """Warnings of trackers."""
+    silences: Mapping[str, Silence] | None = None
+    """Newest notices of the run folder; None: the run's files are elsewhere."""
+    _seen_silences: dict[str, Silence] = field(default_factory=dict)
 
     async def refresh(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Read what is new; returns the new step lines and the new evaluation lines."""
@@ -81,6 +85,7 @@ class RunProgress:
             self._take_step(line)
         self.evaluations.update((int(line["step"]), line) for line in evaluations)
         self.status = await fetch_status(self.folder) or self.status  # while there are none, the last ones stay
+        self.silences = self.folder.silences()
         return steps, evaluations
 
     def take_page(self, page: Mapping[str, Any]) -> None:
@@ -112,6 +117,13 @@ class RunProgress:
         down = {one["message"] for one in self.status.get("warnings", ()) if one["type"] == TRACKER_DOWN}
         yield from (f"warning: {message}; the run goes on without it" for message in sorted(down - self._told))
         self._told |= down
+
+    def silence_lines(self) -> Iterator[str]:
+        """Return the notices of silent processes that are new since the last call."""
+        for process, one in self.folder.silences().items():
+            if self._seen_silences.get(process) != one:
+                self._seen_silences[process] = one
+                yield f"warning: {one.message}" if one.holds else one.message
 
     def warnings(self, steps: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         """What began with one of these steps and a person should look at."""
@@ -218,6 +230,17 @@ def bubble_shares(parts: Mapping[str, float], *, wall_s: float) -> dict[str, flo
     for part, seconds in parts.items():
         shares[part.split("_", 1)[0]] += seconds / wall_s
     return shares
+
+
+def warning_texts(status: Mapping[str, Any], *, silent: Mapping[str, Silence] | None) -> list[str]:
+    """Return the messages of all warnings that hold.
+
+    `silent`: newest notices of the run folder, which count more than the scheduler's page: it may be the silent one; None: the folder is elsewhere.
+    """
+    found = status.get("warnings", ())
+    if silent is not None:
+        found = [*(one for one in found if one.get("type") != PROCESS_FROZEN), *silence_warnings(silent.values())]
+    return [str(one["message"]) for one in found]
 
 
 async def fetch_status(folder: RunFolder) -> Mapping[str, Any] | None:

@@ -60,7 +60,7 @@ class Supervisor:
         self.plan = plan
         self.workers = Workers(folder=folder, shared_env=shared_env)
         self.failures = Failures(workers=self.workers, max_restarts=max_restarts, say=say)
-        self.liveness = Liveness(workers=self.workers, bound_s=liveness_s, say=say)
+        self.liveness = Liveness(workers=self.workers, bound_s=liveness_s)
         self.members: dict[str, Unit] = {}
         """By name; those that are leaving included."""
         self._group: asyncio.TaskGroup | None = None

@@ -22,6 +22,7 @@ from streamrl_cli.runner.progress import (
     held_out_losses,
     held_out_text,
     processes,
+    warning_texts,
 )
 
 SPARK = "▁▂▃▄▅▆▇█"
@@ -81,7 +82,8 @@ def run_panel(progress: RunProgress, *, places: Mapping[str, str] | None = None)
         parts += [Text(), bubbles_table(progress)]
     if pools := progress.status.get("scaling", {}).get("pools"):
         parts += [Text(), pools_table(pools, generators=progress.status.get("generators", ()), places=places or {})]
-    parts += [_text(f"warning: {one['message']}", style="bold red") for one in progress.status.get("warnings", ())]
+    messages = warning_texts(progress.status, silent=progress.silences)
+    parts += [_text(f"warning: {message}", style="bold red") for message in messages]
     return Panel(
         Group(*parts),
         title=_text(progress.folder.job.metadata.name),

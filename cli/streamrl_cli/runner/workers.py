@@ -3,8 +3,8 @@
 Owns the parent watch (every worker ends itself when this process is gone), environments, logs, and what a failed process
 said of itself. Does not own what an end means (`unit.py`). Invariant: a worker never outlives the runner.
 
-Loop `Liveness.run`  consumes: ages of heartbeat files; produces: a line in the terminal and in logs/<process>.log for each
-silence, then SIGKILL; waits for: the next look; unblocked by: the clock. Ended by its owner, `Supervisor.run`. A kill is a
+Loop `Liveness.run`  consumes: ages of heartbeat files; produces: notices (`process/silences.py`), a line in logs/<process>.log
+for each, then SIGKILL; waits for: the next look; unblocked by: the clock. Ended by its owner, `Supervisor.run`. A kill is a
 death like any other. Processes that a worker has started are that worker's to watch.
 """
 
@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -238,7 +238,6 @@ class Liveness:
     workers: Workers
     bound_s: float
     """Silence after which a worker is killed."""
-    say: Callable[[str], None]
     _watches: dict[tuple[str, int], HeartbeatWatch] = field(default_factory=dict)
     """By name and process number."""
 
@@ -258,7 +257,8 @@ class Liveness:
             fresh = HeartbeatWatch(name=name, file=file, bound_s=self.bound_s, looked_s=now_s)
             watch = self._watches[name, process.pid] = before.get((name, process.pid), fresh)
             if line := watch.look(now_s):
-                self.say(line)
                 self.workers.note(name, line)
             if watch.frozen:
                 self.workers.kill(name)
+        for ended in before.keys() - self._watches.keys():
+            before[ended].end()

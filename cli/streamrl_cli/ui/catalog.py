@@ -141,7 +141,7 @@ def _line_of(key: str, run: RunData) -> RunLine:
         key=key,
         name=run.folder.name,
         status=run.result["status"] if run.result else "not ended",
-        steps=f"{len(steps)} / {run.folder.job.spec.pipeline.steps}",
+        steps=f"{run.taken} / {run.folder.job.spec.pipeline.steps}",
         held_out=" → ".join(format_number(at, digits=2) for at in dict.fromkeys((held_out[0], held_out[-1])))
         if held_out
         else "–",

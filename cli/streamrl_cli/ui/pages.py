@@ -40,7 +40,7 @@ from streamrl_cli.reporting.walls import MOST_BINS, SHORTEST_BIN_S, TimeRange, t
 from streamrl_cli.runner.progress import PARTS
 from streamrl_cli.ui.base import TemplatePages, assets
 from streamrl_cli.ui.catalog import MOST_RUNS, Catalog, RunLine, stamp_of
-from streamrl_cli.ui.state import checkpoints, events, read_status, status_tables
+from streamrl_cli.ui.state import checkpoints, events, read_status, run_warnings, status_tables
 from streamrl_pages.website import Asked, website
 from streamrl_workers.stream.sample_choice import KINDS
 
@@ -204,6 +204,7 @@ class RunPages(TemplatePages):
             state=state,
             tab="Now",
             status=status,
+            warnings=run_warnings(folder, status),
             checkpoints=checkpoints(folder),
             plan=json.dumps(scheduling, indent=1),
             **({} if status is None else status_tables(status)),

@@ -19,6 +19,7 @@ from streamrl_cli.runner.progress import (
     format_number,
     held_out_text,
     signals_address,
+    warning_texts,
 )
 from streamrl_workers.metrics.bubbles import Part
 
@@ -58,6 +59,7 @@ class DispatchStatus(TypedDict):
 class WarningStatus(TypedDict):
     """What a person should look at."""
 
+    type: NotRequired[Text]
     message: Sentence
 
 
@@ -112,6 +114,15 @@ def read_status(folder: RunFolder) -> RunStatus | None:
         return None if address is None else checked_status(fetch_from(address))
     except UserError:
         return None
+
+
+def run_warnings(folder: RunFolder, status: RunStatus | None) -> list[str]:
+    """Return the messages of the warnings of a run that hold."""
+    try:
+        silent = {} if folder.result() is not None else folder.silences()
+    except UserError:
+        silent = {}
+    return list(islice(warning_texts(dict(status or {}), silent=silent), MOST_ROWS))
 
 
 def checked_status(page: object) -> RunStatus | None:

@@ -636,16 +636,18 @@ class Restart(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class AgentsEvent(_message.Message):
-    __slots__ = ("hello", "answer", "leaving", "started")
+    __slots__ = ("hello", "answer", "leaving", "started", "silences")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
+    SILENCES_FIELD_NUMBER: _ClassVar[int]
     hello: AgentsHello
     answer: AgentsAnswer
     leaving: Leaving
     started: AgentsStarted
-    def __init__(self, hello: _Optional[_Union[AgentsHello, _Mapping]] = ..., answer: _Optional[_Union[AgentsAnswer, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., started: _Optional[_Union[AgentsStarted, _Mapping]] = ...) -> None: ...
+    silences: ProcessSilences
+    def __init__(self, hello: _Optional[_Union[AgentsHello, _Mapping]] = ..., answer: _Optional[_Union[AgentsAnswer, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., started: _Optional[_Union[AgentsStarted, _Mapping]] = ..., silences: _Optional[_Union[ProcessSilences, _Mapping]] = ...) -> None: ...
 
 class AgentsHello(_message.Message):
     __slots__ = ("host_id", "instance")
@@ -686,6 +688,12 @@ class AgentsStarted(_message.Message):
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     number: int
     def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class ProcessSilences(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, messages: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AgentsAnswer(_message.Message):
     __slots__ = ("number", "row")

@@ -1,6 +1,6 @@
 """The conditions of a job and of a pool (`CONDITIONS`), and the reasons that they and events give (`REASONS`).
 
-A job has the first four from the first visit, TrainInferLogprobDiffHigh from the first page of numbers that speaks of it, CostAboveMax where it has `maxCost`, ClusterUnreachable where it is in a member cluster. Succeeded and Failed are its memory: once one is True the job has ended.
+A job has the first four from the first visit, TrainInferLogprobDiffHigh from the first page of numbers that speaks of it, ProcessFrozen from the first page with such a warning, CostAboveMax where it has `maxCost`, ClusterUnreachable where it is in a member cluster. Succeeded and Failed are its memory: once one is True the job has ended.
 A transition time moves only when the condition's status does. `docs/reference/reasons.md` is generated from both tables.
 """
 
@@ -15,6 +15,8 @@ from streamrl_operator.planning.values import JobEvent, stamp
 READY, SUSPENDED, SUCCEEDED, FAILED = "Ready", "Suspended", "Succeeded", "Failed"
 LOGPROB_DIFF_HIGH = "TrainInferLogprobDiffHigh"
 """A warning of the scheduler's page by the same name."""
+PROCESS_FROZEN = "ProcessFrozen"
+"""The same."""
 COST_ABOVE_MAX = "CostAboveMax"
 CLUSTER_UNREACHABLE = "ClusterUnreachable"
 """A condition, and its reason."""
@@ -24,6 +26,7 @@ CONDITIONS = {
     SUCCEEDED: "All steps are done; the status has step, reward and `checkpointPath`.",
     FAILED: "The job cannot go on; the message has the error, rule or limit.",
     LOGPROB_DIFF_HIGH: "A warning: the generators' log-probs are too far from the trainer's.",
+    PROCESS_FROZEN: "A warning: a process within a container shows no sign of life; the message names it, and when it is killed and started again.",
     COST_ABOVE_MAX: "A warning: the job has cost more than `maxCost.amount`.",
     CLUSTER_UNREACHABLE: "A warning: nothing newer is known of a member cluster that the job is in; its pools there have Ready Unknown.",
 }
@@ -33,6 +36,7 @@ REASONS = {
     "AboveMaxCost": "The job has cost more than `maxCost.amount`; the message says what follows.",
     "AgentsPending": "No agent host is ready yet, so no prompt is made.",
     "AllReady": "All pods of the pool are ready.",
+    "AllAlive": "Each process that a container of the job watches shows signs of life.",
     "Authorized": "The operator has all rights that it needs in the member cluster.",
     "ClusterNotAllowed": "A pool or the trainer names a member cluster, or an object there, that jobs of this namespace may not use.",
     "ClusterRefused": "A member cluster refuses an object of the job; the message has its words.",
@@ -60,6 +64,7 @@ REASONS = {
     "NameTaken": "An object of a name that the job needs belongs to somebody else.",
     "NoGenerators": "No pool is asked for any generator.",
     "NoPodsWanted": "The pool is asked for no pods.",
+    "NoSignOfLife": "A process within a container is stopped, or blocked, for a third of the bound after which it is killed; the message names it.",
     "NotAsked": "The member cluster was not asked yet what the operator may do there.",
     "NotSuspended": "The job is not suspended.",
     "NumbersUnreachable": "The scheduler is ready and its numbers cannot be read.",

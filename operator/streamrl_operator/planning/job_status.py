@@ -21,7 +21,7 @@ from streamrl.spec.pod import Pod
 from streamrl.spec.rljob import MaxCost
 from streamrl.status import Bubbles, GeneratorPoolStatus, Images, RLJobStatus
 from streamrl_operator.planning import conditions, pods
-from streamrl_operator.planning.conditions import COST_ABOVE_MAX, LOGPROB_DIFF_HIGH, Aspect
+from streamrl_operator.planning.conditions import COST_ABOVE_MAX, LOGPROB_DIFF_HIGH, PROCESS_FROZEN, Aspect
 from streamrl_operator.planning.values import Object, Observed, PlanningSettings, seconds_since, stamp
 
 _Status = TypeVar("_Status", bound=SpecModel)
@@ -145,6 +145,21 @@ def logprob_diff(before: RLJobStatus, page: Mapping[str, Any] | None) -> Aspect 
     if was is not None and was.holds:  # its figures change with each step, what is to be done does not
         return was
     return Aspect(type=LOGPROB_DIFF_HIGH, holds=True, reason="AboveBound", message=text(warning.get("message")))
+
+
+def process_frozen(before: RLJobStatus, page: Mapping[str, Any] | None, *, running: bool) -> Aspect | None:
+    """Whether processes show no sign of life, by the page; None: none ever did. Without a page nothing changes while the job has pods."""
+    was = conditions.kept(before.conditions, PROCESS_FROZEN)
+    found = None if page is None else page.get("warnings")
+    if not running:
+        found = []
+    if not isinstance(found, list):
+        return was
+    silent = [one for one in found if isinstance(one, Mapping) and one.get("type") == PROCESS_FROZEN]
+    if silent:
+        message = "; ".join(text(one.get("message")) for one in silent)
+        return Aspect(type=PROCESS_FROZEN, holds=True, reason="NoSignOfLife", message=message)
+    return None if was is None else Aspect(type=PROCESS_FROZEN, holds=False, reason="AllAlive")
 
 
 def cost_above_max(status: RLJobStatus, *, bound: MaxCost | None) -> Aspect | None:

@@ -392,7 +392,10 @@ def _decision(
     present = view.observed.metadata.get("generation")
     about = present if generation is None else generation
     page = None if termination.end_of_status(view.before) else view.observed.numbers  # an end is final
-    diff = job_status.logprob_diff(view.before, page)
+    diff, frozen = (
+        job_status.logprob_diff(view.before, page),
+        job_status.process_frozen(view.before, page, running=running),
+    )
     job = view.observed.job
     cost = (
         conditions.kept(view.before.conditions, COST_ABOVE_MAX)
@@ -401,7 +404,7 @@ def _decision(
     )
     entries = members.clusters(view.observed, view.before)
     unreachable = members.unreachable(view.observed, entries)
-    all_aspects = (*aspects, *(one for one in (diff, cost, unreachable) if one is not None))
+    all_aspects = (*aspects, *(one for one in (diff, frozen, cost, unreachable) if one is not None))
     taken = job_status.images_of_job(view.observed, settings=view.settings, begins=running)
     whole = status.model_copy(
         update={

@@ -16,6 +16,7 @@ from streamrl_operator.planning.conditions import (
     CLUSTER_UNREACHABLE,
     FAILED,
     LOGPROB_DIFF_HIGH,
+    PROCESS_FROZEN,
     READY,
     SUCCEEDED,
     SUSPENDED,
@@ -162,7 +163,9 @@ def with_blocked_condition(raw: Object, blocked: Aspect, *, status: Object, now:
         return status
     before, generation = job_status.read_job_status(raw).conditions, raw["metadata"].get("generation")
     aspects = conditions.of_job(blocked, suspended=conditions.kept(found.conditions, SUSPENDED))
-    others = (conditions.kept(found.conditions, kind) for kind in (LOGPROB_DIFF_HIGH, CLUSTER_UNREACHABLE))
+    others = (
+        conditions.kept(found.conditions, kind) for kind in (LOGPROB_DIFF_HIGH, PROCESS_FROZEN, CLUSTER_UNREACHABLE)
+    )
     aspects += tuple(one for one in others if one is not None)
     renewed = conditions.renewed(before, aspects, now=now, generation=generation)
     update = {"observed_generation": generation, "conditions": renewed}

@@ -1,5 +1,6 @@
 """Run folders that somebody else made: they are data to `report`, `journal` and `generate`, and what they say goes nowhere else."""
 
+import argparse
 import base64
 import ctypes
 import hashlib
@@ -15,6 +16,7 @@ import pytest
 
 from streamrl.errors import UserError
 from streamrl.spec import parse_job
+from streamrl_cli.main import COMMANDS, command_of
 from streamrl_cli.reporting.data import read_run
 from streamrl_cli.reporting.page import render
 from streamrl_cli.runner import folder
@@ -268,7 +270,7 @@ def test_code_that_another_users_folder_names_is_not_run(
     else:  # only root can give a file away
         monkeypatch.setattr(folder, "owner_of_new_files", lambda _: 4711)
     outcome = streamrl(capsys, "run", "--resume", str(made))
-    assert_one_line(outcome, "belongs to another user", "resuming runs the code that it names")
+    assert_one_line(outcome, "belongs to another user", "this command runs the code that it names")
 
 
 def test_a_file_system_that_gives_files_to_another_user_is_no_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +281,7 @@ def test_a_file_system_that_gives_files_to_another_user_is_no_stranger(monkeypat
         code.mkdir()
         made = create_folder(parse_job(simulated_job()), base_dir=code, parent=Path(parent, "runs"))
         assert made.file("run.json").stat().st_uid == (os.getuid() or 65534)
-        folder.check_code_dir(made)
+        folder.open_code(made.path)
 
 
 @contextmanager
@@ -301,6 +303,50 @@ def test_what_is_resumed_is_said_before_it_runs(made: Path, capsys: pytest.Captu
     write_json(made / "result.json", {"status": "succeeded"})
     outcome = streamrl(capsys, "run", "--resume", str(made))
     assert (outcome.code, outcome.out[0]) == (0, f"code: {made.parent.parent / 'code'}")
+
+
+def folder_commands() -> set[str]:
+    """Every command that takes a run folder, as its parser says."""
+    found = set()
+    for name in COMMANDS:
+        _, parser = command_of(name)
+        for path, action in _arguments(parser, name):
+            if "RUN" in str(action.metavar) or "run folder" in str(action.help):
+                of_run = name == "run" and action.option_strings  # the others of its flags are no folders
+                found.add(f"{path} {action.option_strings[0]}" if of_run else path)
+    return found - {"run --run-dir"}  # a folder that is made
+
+
+def _arguments(parser: argparse.ArgumentParser, path: str) -> Iterator[tuple[str, argparse.Action]]:
+    for action in parser._actions:  # argparse lists them nowhere else
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from _arguments(inner, f"{path} {name}")
+        else:
+            yield path, action
+
+
+def security_rows() -> list[set[str]]:
+    """Commands of the page's two rows of run folders: where one is code, and where it is data."""
+    rows = re.findall(r"^\| a run folder(?:, in)? \|?(.*)$", Path("SECURITY.md").read_text(), re.MULTILINE)
+    return [set(re.findall(r"`([a-z][^`.]*)`", row)) for row in rows]
+
+
+def test_every_command_that_takes_a_run_folder_is_on_the_page_as_code_or_as_data() -> None:
+    code, data = security_rows()
+    assert code == {"run --resume", "replay"}
+    assert (code | data, code & data) == (folder_commands(), set())
+
+
+@pytest.mark.parametrize("command", sorted(security_rows()[0]))
+def test_a_command_that_runs_a_folders_code_says_so_or_refuses_it(
+    command: str, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_json(made / "result.json", {"status": "succeeded"})
+    outcome = streamrl(capsys, *command.split(), str(made))
+    assert outcome.out[0] == f"code: {made.parent.parent / 'code'}"
+    point_to(made, ".")
+    assert_one_line(streamrl(capsys, *command.split(), str(made)), "base_dir must be a directory that exists")
 
 
 # ---- what reaches the terminal

@@ -13,13 +13,16 @@ import torch
 from streamrl.errors import UserError
 from streamrl.keys import FILE_ADOPTED
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.training import SimulatedTrainer
 from streamrl_cli.replaying import diff, replay
 from streamrl_cli.replaying.history import read_history
 from streamrl_cli.replaying.retrain import retrain
 from streamrl_cli.runner.folder import FILE_RUN
 from streamrl_workers.stream.digests import seal
 from streamrl_workers.stream.packing import pack_float32, unpack_float32
+from streamrl_workers.trainer.engines.simulated import SimulatedTrainEngine
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine
+from streamrl_workers.weights.hashing import TensorBytes
 from support.hostile import write_json
 from support.jobs import simulated_job
 from support.tiny_trainer import tiny_engine
@@ -60,7 +63,7 @@ async def test_some_steps_are_replayed_alone(tmp_path: Path) -> None:
     hashes = await write_history(tmp_path / "run", engine())
     history = read_history(tmp_path / "run", end=2)
     assert list(retrain(engine(), history.steps)) == hashes[:3]
-    assert history.hash_of(2) == b"", "it is the version of a step that was not asked for"
+    assert history.hash_of(2) == hashes[2], "the next step, which is not asked for, began with it"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,52 @@ def test_a_hash_that_differs_and_a_trainer_that_fails_have_codes_of_their_own(
     write_json(tmp_path / "run" / FILE_RUN, {"base_dir": str(tmp_path)})
     assert replay.run(argparse.Namespace(run=tmp_path / "run", to_step=None)) == code
     told = capsys.readouterr()
-    assert (told.out + told.err).startswith(said)
+    assert (told.out + told.err).startswith(f"code: {tmp_path}\n{said}")
+
+
+class OtherWeights(SimulatedTrainEngine):
+    """The job's own engine, whose weights are another job's from a version on."""
+
+    def __init__(self, *, wrong_version: int) -> None:
+        super().__init__(spec=SimulatedTrainer(secondsPerStep=0.0), seed=0)
+        self._wrong = wrong_version
+
+    def tensors(self) -> dict[str, TensorBytes]:
+        self._seed = int(self._version >= self._wrong)
+        return super().tensors()
+
+
+@pytest.mark.parametrize(("wrong_step", "to_step"), [(1, 1), (2, 2), (STEPS, STEPS), (STEPS, STEPS - 1)])
+def test_the_last_step_that_is_asked_for_is_compared(
+    wrong_step: int, to_step: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(write_history(tmp_path / "run", OtherWeights(wrong_version=wrong_step)))
+    write_json(tmp_path / "run" / FILE_RUN, {"base_dir": str(tmp_path)})
+    code = replay.run(argparse.Namespace(run=tmp_path / "run", to_step=to_step))
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"code: {tmp_path}"
+    assert [line.split()[-1] for line in said[1:-1]] == ["same"] * (len(said) - 2)
+    if wrong_step <= to_step:
+        assert (code, len(said)) == (1, wrong_step + 2)
+        assert said[-1].startswith(f"version {wrong_step} differs: ")
+    else:
+        assert (code, said[-1]) == (0, f"compared steps 1 to {to_step}: all are the same")
+
+
+@pytest.mark.parametrize(("to_step", "fix"), [(STEPS, f"name at most {STEPS - 1}"), (None, "")])
+def test_a_step_whose_version_is_not_recorded_is_no_success(
+    to_step: int | None, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a run that goes on: the version of its newest step is recorded with the next one."""
+    asyncio.run(write_history(tmp_path / "run", OtherWeights(wrong_version=STEPS + 1), ends=False))
+    write_json(tmp_path / "run" / FILE_RUN, {"base_dir": str(tmp_path)})
+    asked = argparse.Namespace(run=tmp_path / "run", to_step=to_step)
+    if fix:
+        with pytest.raises(UserError, match=fix):
+            replay.run(asked)
+    else:
+        assert replay.run(asked) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"compared steps 1 to {STEPS - 1}: all are the same"
 
 
 def _of(group_id: int, index: int, change: Change) -> Change:

@@ -2,11 +2,14 @@
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.spec import parse_job
 from streamrl_cli.reporting.data import read_run, weighted_bubbles
@@ -24,6 +27,7 @@ from streamrl_cli.reporting.page import (
 from streamrl_cli.runner.folder import RunFolder, create_folder
 from streamrl_cli.runner.progress import RunProgress, failures_text
 from streamrl_cli.runner.view import LiveView, PlainView
+from support.command import streamrl
 from support.jobs import simulated_job
 
 
@@ -300,3 +304,27 @@ def test_bubbles_of_all_processes_are_weighted_by_cost(tmp_path: Path) -> None:
     write_lines(folder, "generator-sim-0", [wall(101, 1, busy=0.0, skew=1.0)])
     ratios = weighted_bubbles(read_run(folder.path))
     assert (ratios["busy"], ratios["skew"]) == pytest.approx((0.75, 0.25))
+
+
+@pytest.mark.parametrize(
+    ("lines", "result", "said"),
+    [
+        (range(3), {"status": "succeeded", "steps": 5}, "2 of the 5 steps"),  # the last are gone
+        ((0, 3), {"status": "succeeded", "steps": 4}, "2 of the 4 steps"),
+        ((1, 2), None, "1 of the 3 steps"),
+        (range(3), {"status": "failed", "reason": "no more"}, ""),
+        (range(3), {"status": "succeeded", "steps": 10**300}, ""),
+    ],
+)
+def test_steps_are_counted_by_the_result_and_a_damaged_file_is_said(
+    lines: Sequence[int],
+    result: dict[str, Any] | None,
+    said: str,
+    folder: RunFolder,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_lines(folder, "steps", [step(number) for number in lines])
+    if result is not None:
+        folder.file(keys.FILE_RESULT).write_text(json.dumps(result))
+    outcome = streamrl(capsys, "report", str(folder.path))
+    assert outcome.err == ([f"metrics/steps.jsonl has no line of {said}: it was damaged"] if said else [])

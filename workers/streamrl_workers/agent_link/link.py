@@ -5,7 +5,8 @@ Owns which requests are with the host and which answers the scheduler may not ha
 
 Two tasks per connection:
 - reader: consumes AgentsCommand; produces requests of the host; waits for the scheduler; unblocked by it or a broken connection.
-- writer: consumes answers; produces AgentsEvent; waits for answers (no deadline: the host's own limits bound each) and for `leave`.
+- writer: consumes answers, and each second the notices of silent processes; produces AgentsEvent; waits for answers (no deadline: the host's own
+  limits bound each) and for `leave`.
 
 Invariants: a request is with the host once, however often it is asked. A break loses no answer: the scheduler asks again, and gets the
 answer that there was. With another life of the scheduler nothing of before counts, and the host begins anew.
@@ -17,10 +18,14 @@ import json
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from streamrl.liveness import INTERVAL_S
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.process.silences import MOST_NOTICES, read_silences
 from streamrl_workers.stream.messages import Joiner, read, write
 from streamrl_workers.stream.scheduler_link import Call, SchedulerAddress, SchedulerLink, broken
 from streamrl_workers.tasks.protocol import MAX_ROW_BYTES, agent_row, decode_request, failure
@@ -45,6 +50,7 @@ class AgentLink(SchedulerLink):
         process: PoolProcess,
         timeout_s: float,
         sessions: int,
+        heartbeats: Sequence[Path] = (),
     ) -> None:
         """Who it is.
 
@@ -55,10 +61,12 @@ class AgentLink(SchedulerLink):
             process: the agent host.
             timeout_s: within which it says something while anything is asked.
             sessions: requests that are with it at most; so many answers are kept.
+            heartbeats: folders with notices of silent processes that the scheduler cannot see.
         """
         super().__init__(address, method="Agents", patience_s=_PATIENCE_S)
         self._hello = pb.AgentsHello(host_id=host_id, instance=instance)
         self._sessions = sessions
+        self._heartbeats = heartbeats
         self._process = process
         self._host_is_up = asyncio.Event()
         self._slot = ConcurrentSlot(
@@ -190,11 +198,18 @@ class AgentLink(SchedulerLink):
         self._unsent[number] = None
         self._filled.set()
 
+    def _silent(self) -> list[str]:
+        return [one.message for one in read_silences(self._heartbeats).values() if one.holds][:MOST_NOTICES]
+
     async def _write(self, call: Call) -> None:
         """What begins and answers as they come; after `leave` that it leaves, and the end when all is answered."""
         told = False
+        silent: list[str] = []
         try:
             while True:
+                if (now_silent := self._silent()) != silent:
+                    silent = now_silent
+                    await write(call, pb.AgentsEvent(silences=pb.ProcessSilences(messages=silent)))
                 if self.leaving and not told:
                     told = True
                     await write(call, pb.AgentsEvent(leaving=pb.Leaving()))
@@ -208,7 +223,9 @@ class AgentLink(SchedulerLink):
                     await call.done_writing()
                     return
                 self._filled.clear()
-                await self._filled.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(INTERVAL_S):
+                        await self._filled.wait()
         except asyncio.InvalidStateError:
             return  # the call is over; its status is the reader's to tell
 

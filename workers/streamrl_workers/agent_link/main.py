@@ -47,6 +47,7 @@ from streamrl_workers.process.environment_variables import (
     worker_variables,
 )
 from streamrl_workers.process.shutdown import GracefulShutdown, first_of, live, watch_parent
+from streamrl_workers.process.silences import hosted_folders
 from streamrl_workers.stream.channel import SchedulerLostError
 from streamrl_workers.stream.messages import ProtocolError, RefusedError
 from streamrl_workers.stream.model_files import fetch_model
@@ -166,6 +167,7 @@ async def _run(settings: AgentLinkSettings) -> GracefulShutdown:
             process=PoolProcess(SPAWN_AGENT_HOST, fork_server=forks.living),
             timeout_s=settings.agent.timeout_seconds,
             sessions=settings.agent.sessions,
+            heartbeats=hosted_folders(os.environ),
         )
         write_endpoint(settings.run_dir, process=settings.process, signals=f"{host}:{bound}")
         shutdown = GracefulShutdown(leave=link.leave)

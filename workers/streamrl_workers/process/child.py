@@ -1,6 +1,6 @@
 """A helper process that answers frames on a socket pair: `python -m MODULE FD`. The task pool's fork server and the ranker are such.
 
-Owns the process, our end of the socket, and the watch over its heartbeat. It ends by itself when our end closes; one that does not is killed,
+Owns the process, our end of the socket, and the watch over its heartbeat. A helper runs the user's code, or a package's: it is given no secret of the run. It ends by itself when our end closes; one that does not is killed,
 with what it has left in its process group. Invariant: behind `close` none of them is left. `begin_as_child` is the other end.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from streamrl.keys import SECRET_VARIABLES
 from streamrl.text import log_to_stderr
 from streamrl_workers.process import framing
 from streamrl_workers.process.framing import Frames
@@ -39,13 +40,14 @@ def begin_as_child() -> socket.socket:
 def start_module(
     module: str, control: socket.socket, *, environment: Mapping[str, str], stderr: IO[bytes] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """`python -m module` in a session of its own, with `control` as its end of the socket. `environment`: beside ours."""
+    """`python -m module` in a session of its own, with `control` as its end of the socket. `environment`: beside ours, of which secrets are left out."""
+    ours = {name: value for name, value in os.environ.items() if name not in SECRET_VARIABLES}
     return subprocess.Popen(
         [sys.executable, "-m", module, str(control.fileno())],
         stdin=subprocess.DEVNULL,
         stderr=stderr,
         pass_fds=(control.fileno(),),
-        env={**os.environ, **environment},
+        env={**ours, **environment},
         start_new_session=True,
     )
 

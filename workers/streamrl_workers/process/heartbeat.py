@@ -5,7 +5,7 @@
 Owns both ends: `start_heartbeat` and `beat_from` in the process, `HeartbeatWatch` and `kill_when_frozen` in its parent.
 
 Loops: the thread consumes time; produces a touch, through the event loop once there is one; waits for the next second.
-`kill_when_frozen` consumes the file's age; produces a line, then a kill; waits for the next look; ended by its owner.
+`kill_when_frozen` consumes the file's age; produces notices (`silences.py`), then a kill; waits for the next look; ended by its owner.
 
 Invariants: a process that is stopped, or whose event loop is blocked, touches nothing. A file that is missing says nothing: an image of an earlier
 release writes none. Time in which the watching process did not run itself (a laptop that slept) is no silence.
@@ -23,6 +23,7 @@ from pathlib import Path
 
 from streamrl.keys import ENV_HEARTBEAT_FILE
 from streamrl.liveness import INTERVAL_S, liveness_s, word_s
+from streamrl_workers.process.silences import Silence, announce, forget
 
 POLL_S = INTERVAL_S / 2
 """Between two looks at a heartbeat file."""
@@ -42,16 +43,20 @@ def start_heartbeat() -> None:
 
 
 def child_environment(name: str, *, environ: Mapping[str, str], watched_at_once: bool = True) -> dict[str, str]:
-    """For a child called `name`: its heartbeat file, beside ours; empty where we have none. It is touched here, or says nothing before the child does."""
+    """For a child called `name`: its heartbeat file, beside ours; empty where we have none. It is touched here, or says nothing before the child does.
+
+    Processes of a local run have one folder: the child's file begins with our name, since another process may have a child of that name too.
+    """
     own = environ.get(ENV_HEARTBEAT_FILE)
     if not own:
         return {}
-    file = str(Path(own).with_name(name))
+    file = Path(own).with_name(f"{Path(own).name}.{name}")
+    forget(file)
     if watched_at_once:
-        touch(file)
+        touch(str(file))
     else:
-        Path(file).unlink(missing_ok=True)
-    return {ENV_HEARTBEAT_FILE: file}
+        file.unlink(missing_ok=True)
+    return {ENV_HEARTBEAT_FILE: str(file)}
 
 
 def beat_from(loop: asyncio.AbstractEventLoop) -> None:
@@ -95,11 +100,11 @@ class HeartbeatWatch:
     silent_s: float = 0.0
     """Time without a beat, as far as this process ran itself."""
     _since: str = ""
-    """When the silence began, once it was told."""
+    """When the silence began, once it was announced."""
     _beat_ns: int | None = None
 
     def look(self, now_s: float) -> str:
-        """Look at the file; the line that a person is to be told now, "" if nothing is new."""
+        """Look at the file, and announce what is new; returns the message for the log, "" if nothing is new."""
         passed_s = min(now_s - self.looked_s, 2 * POLL_S)  # more passes only when this process is frozen too
         self.looked_s, before_ns = now_s, self._beat_ns
         try:
@@ -110,31 +115,41 @@ class HeartbeatWatch:
         self.silent_s = self.silent_s + passed_s if is_silent else 0.0
         return self._news()
 
+    def end(self) -> None:
+        """The process has ended: a notice that holds does no longer."""
+        if self._since and not self.frozen:
+            self._announce(f"{self.name} has ended, after a silence since {self._since}", holds=False)
+
     def _news(self) -> str:
         since = self._since
         if since and not self.silent_s:
             self._since = ""
-            return f"{self.name} shows signs of life again, after a silence since {since}"
+            return self._announce(f"{self.name} shows signs of life again, after a silence since {since}", holds=False)
         if not since and self.silent_s >= word_s(self.bound_s):
             self._since = time.strftime("%H:%M:%S", time.localtime(time.time() - self.silent_s))
             silent = f"{self.name} has shown no sign of life for {self.silent_s:.0f} s, since {self._since}"
-            return f"{silent}; after {self.bound_s:g} s it is killed and started again"
+            return self._announce(f"{silent}; after {self.bound_s:g} s it is killed and started again", holds=True)
         if since and self.silent_s >= self.bound_s and not self.frozen:
             self.frozen = True
-            return f"{self.name} has shown no sign of life since {since}: it is killed"
+            return self._announce(f"{self.name} has shown no sign of life since {since}: it is killed", holds=False)
         return ""
 
+    def _announce(self, message: str, *, holds: bool) -> str:
+        announce(self.file, Silence(message=message, holds=holds))
+        return message
 
-async def kill_when_frozen(
-    name: str, *, environ: Mapping[str, str], kill: Callable[[], None], say: Callable[[str], None] = log.warning
-) -> None:
-    """HeartbeatWatch a child that was given `environ`, until it is killed or its owner cancels this."""
+
+async def kill_when_frozen(name: str, *, environ: Mapping[str, str], kill: Callable[[], None]) -> None:
+    """Watch a child that was given `environ`, until it is killed or its owner cancels this."""
     if ENV_HEARTBEAT_FILE not in environ:
         return
     file = Path(environ[ENV_HEARTBEAT_FILE])
     watch = HeartbeatWatch(name=name, file=file, bound_s=liveness_s(os.environ), looked_s=time.monotonic())
-    while not watch.frozen:
-        if line := watch.look(time.monotonic()):
-            say(line)
-        await asyncio.sleep(POLL_S)
+    try:
+        while not watch.frozen:
+            if line := watch.look(time.monotonic()):
+                log.info(line)  # people read the notice
+            await asyncio.sleep(POLL_S)
+    finally:
+        watch.end()
     kill()

@@ -39,6 +39,7 @@ from streamrl.text import log_to_stderr, say
 from streamrl_workers.process.awake_loop import AwakeLoop
 from streamrl_workers.process.heartbeat import beat_from
 from streamrl_workers.process.shutdown import first_of, serve_until_told, watch_parent
+from streamrl_workers.process.silences import folders_of
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.journal.adoption import Adopted, adopt_from_volume, read_adopted
@@ -256,6 +257,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
         connections=connections,
         run_dir=run.environment.run_dir,
         process=run.environment.process,
+        heartbeats=folders_of(os.environ),
     )
     run.pool.reward_took = status.reward_took
     ports.fault = run.journal.fault

@@ -21,10 +21,11 @@ import asyncio
 import json
 import logging
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from streamrl_workers.process.silences import Silence
 from streamrl_workers.tasks.protocol import agent_row, failure, request_message
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, Split, TaskPoolError
 from streamrl_workers.tasks.worker_slots import Finish, WorkItem
@@ -113,6 +114,8 @@ class _Host:
     """That it has made, whose programs wait for a sample."""
     leaving: bool = False
     given_up: asyncio.TimerHandle | None = None
+    silences: Sequence[str] = ()
+    """Messages of processes beside it that show no sign of life."""
 
     @property
     def takes_new(self) -> bool:
@@ -258,6 +261,16 @@ class AgentHosts:
             host.leaving = True
             self._release(host)
             self._dispatch()
+
+    def silent(self, name: str, messages: Sequence[str]) -> None:
+        """Take over which processes beside a host show no sign of life."""
+        if (host := self._hosts.get(name)) is not None:
+            host.silences = tuple(messages)
+
+    def silences(self) -> Iterator[Silence]:
+        """Return the notices of all hosts that hold."""
+        for host in self._hosts.values():
+            yield from (Silence(message=f"{host.name}: {message}", holds=True) for message in host.silences)
 
     def left(self, name: str) -> None:
         """The connection of a host's link is gone."""

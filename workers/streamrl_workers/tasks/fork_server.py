@@ -169,7 +169,7 @@ class ForkServer:
             return await ChildProcess.start(
                 FORK_SERVER,
                 name="task-pool",
-                what="the task pool's fork server",
+                what="the fork server of agents" if self._config["only_agents"] else "the task pool's fork server",
                 environment=ENVIRONMENT,
                 stderr=said,
             )

@@ -67,7 +67,7 @@ async def _serve(connection: socket.socket) -> None:
     except OSError as error:  # the pool hears of the closed connection, and tries again
         log.warning("the task pool's fork server cannot be started: %s", error)
         return
-    frozen = kill_when_frozen("the task pool's fork server", environ=heartbeat, kill=process.kill)
+    frozen = kill_when_frozen("the fork server of the user's code", environ=heartbeat, kill=process.kill)
     watch = asyncio.create_task(frozen, name="fork-server-heartbeat")
     try:
         await asyncio.to_thread(process.wait)

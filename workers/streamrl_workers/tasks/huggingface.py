@@ -4,7 +4,7 @@ Owns the only door to the library, the translation of what it raises into one li
 becomes. The library runs no code of a data set (versions from 4 on cannot). The hub's token is HF_TOKEN of the environment;
 files go to the library's own cache directories. Invariants:
 - All prompts and answers are checked when it is opened: a text that is not empty, a finite number or a class. A class becomes
-  its name, a number the text that a local JSON file has, else its shortest form (72, not 72.0).
+  its name, a number the text that a local JSON file has, else its shortest form (72, not 72.0). In CSV files all cells are texts.
 - No prompt of the held-out rows is trained: with `evaluation.split`, such rows leave the training split.
 - Rows lie in memory-mapped Arrow files: processes that were forked from one another share them.
 """
@@ -297,10 +297,9 @@ def _load(options: HuggingFaceDataset, *, base_dir: Path) -> "tuple[Dataset | Da
     """The data set, and what has built it from its files; None: it was saved as it is."""
     if options.path is not None:
         return _load_path(options, path=base_dir / options.path)
-    import datasets
 
     try:
-        return _built(datasets.load_dataset_builder(options.name, options.config, revision=options.revision))
+        return _built({"path": options.name, "name": options.config, "revision": options.revision}, options=options)
     except Exception as error:  # of the hub's client, of its HTTP client, of Arrow: the library translates few of them
         raise _refused(error, options=options) from error
 
@@ -318,9 +317,24 @@ def _refused(error: Exception, *, options: HuggingFaceDataset) -> UserError:
     )
 
 
-def _built(builder: "DatasetBuilder") -> "tuple[Dataset | DatasetDict, DatasetBuilder]":
+def _built(
+    loading: Mapping[str, Any], *, options: HuggingFaceDataset
+) -> "tuple[Dataset | DatasetDict, DatasetBuilder]":
+    """Read the data set with these arguments of the library."""
+    from datasets import load_dataset_builder
+    from datasets.packaged_modules.csv.csv import CsvConfig
+
+    builder = load_dataset_builder(**loading)
+    if isinstance(builder.config, CsvConfig) and builder.config.features is None:
+        shown = filter(None, (options.prompt_field, options.answer_field))
+        builder = load_dataset_builder(**loading, converters=dict.fromkeys(shown, _cell))
     builder.download_and_prepare()
     return builder.as_dataset(), builder
+
+
+def _cell(text: str) -> str | None:
+    """Return the text of a cell of a CSV file as it is: `007` is no 7; None: it is empty."""
+    return text or None
 
 
 def _load_path(options: HuggingFaceDataset, *, path: Path) -> "tuple[Dataset | DatasetDict, DatasetBuilder | None]":
@@ -340,7 +354,7 @@ def _load_path(options: HuggingFaceDataset, *, path: Path) -> "tuple[Dataset | D
         loading = loading_of(options, path=path)
         if loading is None:
             return datasets.load_from_disk(str(path)), None
-        return _built(datasets.load_dataset_builder(**loading))
+        return _built(loading, options=options)
     except Exception as error:  # a broken file surfaces as any exception of Arrow, pandas or the library
         raise UserError(
             field=f"{FIELD}.path", rule=f"cannot be loaded: {type(error).__name__}: {_one_line(error)}", got=str(path)

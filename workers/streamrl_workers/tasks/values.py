@@ -7,8 +7,9 @@ from typing import Literal, NamedTuple
 Split = Literal["train", "held_out"]
 
 FailureKind = Literal["raised", "timeout", "died", "bad_value", "memory", "verifier_raised"]
-"""Why a sample has no reward: its function raised, overran, ended its process, gave no finite number, ran out of memory.
-`verifier_raised`: the data set's own verifier raised on the answer, which has scored 0."""
+"""What failed while a sample was scored or played. The sample has no reward if a function raised, overran its limit, ended its process, gave no finite
+number, or ran out of memory.
+`verifier_raised` alone has a reward: the data set's verifier raised on the answer, which scores 0."""
 
 
 class TaskPoolError(RuntimeError):

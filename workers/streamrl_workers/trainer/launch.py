@@ -36,7 +36,7 @@ if __name__ == "__main__":  # before imports that take a while
 
 from streamrl.spec import read_job
 from streamrl.spec.training import Trainer
-from streamrl.text import say
+from streamrl.text import log_to_stderr, say
 from streamrl_workers.process.environment_variables import integer, job_file, port, required
 from streamrl_workers.process.heartbeat import beat_from, child_environment, kill_when_frozen, start_heartbeat
 from streamrl_workers.stream.auth import LOOPBACK
@@ -97,6 +97,7 @@ def main() -> int:
 
 async def launch(environments: Sequence[Mapping[str, str]]) -> int:
     """Start a rank for each, wait, end; the exit code."""
+    log_to_stderr()
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     start_heartbeat()
@@ -211,7 +212,7 @@ async def _start(number: int, *, env: Mapping[str, str], lifeline: int) -> RankP
     ended = asyncio.create_task(process.wait(), name=f"end of rank {number}")
     rank = RankProcess(number=number, process=process, ended=ended)
     rank.relay = asyncio.create_task(_relay(rank), name=f"standard error of rank {number}")
-    watch = kill_when_frozen(f"rank {number}", environ=own, kill=lambda: rank.send(signal.SIGKILL), say=say)
+    watch = kill_when_frozen(f"rank {number}", environ=own, kill=lambda: rank.send(signal.SIGKILL))
     rank.watch = asyncio.create_task(watch, name=f"heartbeat of rank {number}")
     return rank
 

@@ -222,7 +222,10 @@ def test_a_blocked_job_goes_on_saying_it() -> None:
     assert status["conditions"][0]["reason"] == "Refused"
 
 
-@pytest.mark.parametrize("warnings", [{}, "many", [3, None, {"type": DIFF}], [{"type": DIFF, "message": 7}]])
+@pytest.mark.parametrize(
+    "warnings",
+    [{}, "many", [3, None, {"type": DIFF}], [{"type": DIFF, "message": 7}], [{"type": "ProcessFrozen", "message": 7}]],
+)
 def test_warnings_of_odd_shape_break_nothing(warnings: object) -> None:
     _, decision = lived({"numbers": page(warnings=warnings)}, start=running())
     assert conditions(decision)["Ready"] == ("True", "Running")

@@ -98,6 +98,29 @@ def test_a_single_file_will_do(tmp_path: Path, save: Any) -> None:
     assert prompts(opened(tmp_path, path=f"data/{file.name}"), "train", 5) == prompts(opened(tmp_path), "train", 5)
 
 
+@pytest.mark.parametrize(
+    "answers", [["007", "1e3", "72.0", "+5", " 6 "], ["True", "False", "true"], ["0x1F", "no", "1_000"]]
+)
+@pytest.mark.parametrize("path", ["data/train.csv", "data"])
+def test_texts_of_a_csv_file_stay_as_they_are(tmp_path: Path, path: str, answers: list[str]) -> None:
+    """Also where all cells of a column look like numbers."""
+    (tmp_path / "data").mkdir()
+    lines = [f"{number}00,{answer},{number}" for number, answer in enumerate(answers, start=1)]
+    (tmp_path / "data" / "train.csv").write_text("question,answer,level\n" + "\n".join(lines) + "\n")
+    dataset = opened(tmp_path, path=path)
+    items = [dataset.item("train", index) for index in range(len(answers) - 1)]
+    items += [dataset.item("held_out", 0)]
+    found = {item.source_index: (item.question, item.answer, dict(item.metadata)) for item in items}
+    assert found == {n: (f"{n + 1}00", answer, {"level": n + 1}) for n, answer in enumerate(answers)}
+
+
+@pytest.mark.parametrize("row", ["one,", ",1"])
+def test_an_empty_cell_of_a_csv_file_is_refused(tmp_path: Path, row: str) -> None:
+    (tmp_path / "train.csv").write_text(f"question,answer\ntwo,2\n{row}\n")
+    with pytest.raises(UserError, match=r"row 1 of train: (question|answer)"):
+        opened(tmp_path, path="train.csv")
+
+
 def test_a_split_for_evaluation_is_taken_whole_and_its_prompts_leave_the_training_split(tmp_path: Path) -> None:
     train, test = rows(20), rows(10, first=15)
     DatasetDict({"train": Dataset.from_dict(train), "test": Dataset.from_dict(test)}).save_to_disk(tmp_path / "data")

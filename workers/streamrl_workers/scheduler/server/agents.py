@@ -36,6 +36,7 @@ class AgentHostHandler(PeerHandler):
         self.handlers = {
             "answer": self._on_answer,
             "started": lambda started: hosts.started(self._id, started.number),
+            "silences": lambda silences: hosts.silent(self._id, silences.messages),
             "leaving": lambda _: hosts.leaving(self._id),
         }
 

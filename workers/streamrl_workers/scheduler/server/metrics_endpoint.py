@@ -13,6 +13,7 @@ from streamrl.metrics import SCHEDULER, worker_labels
 from streamrl.spec import RLJob
 from streamrl_pages.metrics import Labels, MetricSet
 from streamrl_workers.metrics import logprob_diff
+from streamrl_workers.process.silences import PROCESS_FROZEN
 from streamrl_workers.scheduler.components import DROP_REASONS, FAILURE_KINDS, CoreView, StepSummary
 from streamrl_workers.scheduler.dispatch.speeds import Guess
 from streamrl_workers.scheduler.lengths import JUDGED, SOURCES, Lengths
@@ -173,7 +174,7 @@ class SchedulerMetrics:
         for measure, name in logprob_diff.MEASURES.items():
             values = logprob_diff.read(trainer, measure=measure)
             metrics.replace(name, {(at.pool, at.lag): value for at, value in values.items()})
-        for name in logprob_diff.WARNINGS:
+        for name in (*logprob_diff.WARNINGS, PROCESS_FROZEN):
             metrics.set("warning", name in warnings, name)
         metrics.set("cost_per_step", cost_per_step)
         metrics.set("cost_per_million_tokens", cost.per_million_tokens(cost_per_step, tokens=line.get("tokens", 0)))

@@ -15,6 +15,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.process.silences import MOST_CHARS, MOST_NOTICES
 from streamrl_workers.scheduler.effects import DeliverGroup
 from streamrl_workers.stream.messages import MESSAGE_BYTES, PROMPT_BYTES, STATES_BYTES, Joiner, ProtocolError
 from streamrl_workers.stream.packing import BATCH_BYTES, batches
@@ -93,6 +94,9 @@ class Door:
                 _check(event)
                 if event.HasField("hello"):
                     _require(event.hello.host_id and event.hello.instance, "a hello must name its host_id and instance")
+                messages = event.silences.messages
+                bounded = len(messages) <= MOST_NOTICES and all(len(one) <= MOST_CHARS for one in messages)
+                _require(bounded, f"at most {MOST_NOTICES} silences of {MOST_CHARS} characters may be named")
                 joiner.limit_bytes = MAX_ROW_BYTES + HELLO_BYTES
                 yield event
 

@@ -31,6 +31,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJob
 from streamrl_workers.metrics import logprob_diff
 from streamrl_workers.metrics.jsonl import JsonlFile
+from streamrl_workers.process.silences import read_silences, silence_warnings
 from streamrl_workers.scheduler.components import (
     DROP_REASONS,
     FAILURE_KINDS,
@@ -68,11 +69,20 @@ class StatusEndpoint:
     """The scheduler's numbers."""
 
     def __init__(
-        self, core: Core, *, job: RLJob, connections: Connections, run_dir: Path, process: str = "scheduler"
+        self,
+        core: Core,
+        *,
+        job: RLJob,
+        connections: Connections,
+        run_dir: Path,
+        process: str = "scheduler",
+        heartbeats: Sequence[Path] = (),
     ) -> None:
+        """`heartbeats`: folders in which silent processes have notices."""
         directory = self._directory = run_dir / DIR_METRICS
         last = last_line(directory / STEPS_FILE)
         self._core = core
+        self._heartbeats = heartbeats
         self._connections = connections
         self._bound = job.spec.trainer.train_infer_logprob_diff
         self._frozen_pool = "" if job.spec.frozen_pool is None else job.spec.frozen_pool.name
@@ -153,8 +163,11 @@ class StatusEndpoint:
         self._cost.look(self._connections.pools(), now_s=time.monotonic())
 
     def _warnings(self) -> list[dict[str, str]]:
-        told = [] if self.trackers is None else self.trackers.warnings()
-        return [*(asdict(one) for one in logprob_diff.warnings(self._last_line, bound=self._bound)), *told]
+        trackers = [] if self.trackers is None else self.trackers.warnings()
+        silent = silence_warnings(read_silences(self._heartbeats).values())
+        hosts = [] if self.agent_hosts is None else silence_warnings(self.agent_hosts.silences())
+        training = (asdict(one) for one in logprob_diff.warnings(self._last_line, bound=self._bound))
+        return [*training, *trackers, *silent, *hosts]
 
     def metrics(self) -> bytes:
         """`/metrics`"""

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR
-from streamrl.keys import ENV_TOKEN
 from streamrl.spec import RLJob
 from streamrl_workers.process.child import ChildProcess, ProcessLostError
 from streamrl_workers.scheduler.server.lifetime import ProcessExit
@@ -31,8 +30,8 @@ from streamrl_workers.trackers.registry import MODULE, Outcome
 LONGEST_PAUSE_S = 600.0
 """What ends each new one will end the next, and each start costs seconds of CPU."""
 _OUTCOMES: dict[int, Outcome] = {EXIT_DONE: "succeeded", EXIT_USER_ERROR: "failed"}
-_ENVIRONMENT = {ENV_TOKEN: "", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""A tracker's package needs neither the run's secret nor its devices."""
+_ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""A tracker's package needs no devices."""
 
 log = logging.getLogger("streamrl.scheduler.trackers")
 
