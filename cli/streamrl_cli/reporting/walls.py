@@ -116,7 +116,7 @@ class TimeRange:
     end: float
 
 
-class Window(NamedTuple):
+class ClockRange(NamedTuple):
     """A part of a run by the clock of its lines."""
 
     from_s: float
@@ -132,10 +132,10 @@ def timelines(files: Mapping[str, Path], *, beneath: Path, window: TimeRange | N
     if not ends:
         return ()
     start_s = min(first["t"] - first["wall_s"] for first, _ in ends.values())
-    shown = Window(-math.inf, math.inf)  # a clock that jumps leaves no line out
+    shown = ClockRange(-math.inf, math.inf)  # a clock that jumps leaves no line out
     from_s, until_s = start_s, max(last["t"] for _, last in ends.values())
     if window is not None:
-        shown = Window(start_s + 60 * window.start, start_s + 60 * window.end)
+        shown = ClockRange(start_s + 60 * window.start, start_s + 60 * window.end)
         from_s, until_s = shown
     bins = Bins(start_s=from_s, end_s=until_s, width_s=max((until_s - from_s) / MOST_BINS, SHORTEST_BIN_S))
     order = sorted(ends, key=lambda name: (not name.startswith("trainer"), name))
@@ -145,7 +145,7 @@ def timelines(files: Mapping[str, Path], *, beneath: Path, window: TimeRange | N
     )
 
 
-def _timeline(name: str, lines: list[WallRecord], *, shown: Window, bins: Bins, start_s: float) -> Timeline:
+def _timeline(name: str, lines: list[WallRecord], *, shown: ClockRange, bins: Bins, start_s: float) -> Timeline:
     """Spread the growth of each part between two lines over the bins it falls in."""
     seconds = {part: [0.0] * bins.count for part in PARTS}
     totals: dict[str, float] = {}
@@ -172,7 +172,7 @@ def _timeline(name: str, lines: list[WallRecord], *, shown: Window, bins: Bins, 
     )
 
 
-def _inside(from_s: float, until_s: float, shown: Window) -> float:
+def _inside(from_s: float, until_s: float, shown: ClockRange) -> float:
     """Share of an interval that is shown."""
     if until_s <= from_s:
         return float(shown.from_s <= until_s <= shown.until_s)
