@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from streamrl.keys import ENV_LIVENESS_SECONDS
@@ -50,10 +49,10 @@ def test_clocks_are_looked_at_and_nothing_goes_by_them(
     for moment in sorted(rng.choices(range(1, steps), k=JUMPS)):
         if not campaign.reached(moment):
             break
-        kinds = {"all": [psutil.Process(ALL or os.getpid())], "runner": [psutil.Process(run.process.pid)]}
-        kinds |= campaign.victims()
-        kind = rng.choice(sorted(kinds))
-        pid = ALL if kind == "all" else rng.choice(kinds[kind]).pid
+        pids = {kind: [one.pid for one in found] for kind, found in campaign.victims().items()}
+        pids |= {"all": [ALL], "runner": [run.process.pid]}
+        kind = rng.choice(sorted(pids))
+        pid = rng.choice(pids[kind])
         by_s = rng.choice([*MOVES, None])
         clocks.move(pid, by_s=by_s or 0.0, slow_by=SLOW if by_s is None else 0)
         campaign.done[f"{'slow' if by_s is None else f'{by_s:+.0f} s'} {kind}"] += 1

@@ -39,6 +39,7 @@ EXPLAINED = (
     r"link broken: UNAVAILABLE",
     r"(comes|gets nothing of version \d+) from [\d.:]+$",
     r"answers end at a limit of tokens",
+    r"agent host agents-\d+ is gone; \d+ requests are asked again elsewhere",
     r"was killed by SIG|ended with exit code|asked to be started again|left before the run had ended",
 )
 """Warnings that follow from what was done."""
