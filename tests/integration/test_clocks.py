@@ -21,6 +21,8 @@ from support.runs import LocalRun
 HOUR_S, TEN_YEARS_S = 3600.0, 3650 * 86400.0
 MOVES = (HOUR_S, -HOUR_S, TEN_YEARS_S, -TEN_YEARS_S, 0.0)
 SLOW, JUMPS = 10, 30
+ABOUT_ANSWERS = "answers end at a limit of tokens"
+"""What a tiny model is warned of, whatever the time is."""
 SEEDS = range(int(os.environ.get("CLOCK_SEEDS", "1")))
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -60,4 +62,4 @@ def test_clocks_are_looked_at_and_nothing_goes_by_them(
     campaign.assert_exact(steps=steps, groups=groups)
     log.warning("%s %d: %s", mode, seed, dict(campaign.done))
     assert "starting it again" not in run.said()
-    assert campaign.warnings() == []
+    assert [line for line in campaign.warnings() if ABOUT_ANSWERS not in line] == []
