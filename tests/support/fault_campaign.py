@@ -36,7 +36,7 @@ ALIVE_AGAIN_S = 60.0
 
 EXPLAINED = (
     r"has shown no sign of life for|shows signs of life again|no sign of life since",
-    r"link broken: UNAVAILABLE",
+    r"link broken: (UNAVAILABLE|INTERNAL)",
     r"(comes|gets nothing of version \d+) from [\d.:]+$",
     r"answers end at a limit of tokens",
     r"agent host agents-\d+ is gone; \d+ requests are asked again elsewhere",
