@@ -15,7 +15,18 @@ import pytest
 from streamrl_workers.scheduler.journal.sample_store import open_samples
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun, streamrl, wait_for
-from support.turn_runs import AGENT_LINKS, WORKERS, assert_each_turn_earned_a_quarter, kill_in_turn, lines
+from support.turn_runs import (
+    AGENT_LINKS,
+    BRANCHING,
+    FAIR,
+    MANY,
+    ONE,
+    PROGRAM,
+    WORKERS,
+    assert_each_turn_earned_a_quarter,
+    kill_in_turn,
+    lines,
+)
 
 STEPS = 24
 LIFE_STEPS = 3
@@ -23,53 +34,6 @@ LIFE_STEPS = 3
 STEP_S = 1.0
 """Half of the steps come after the last kill: time for a busy machine to get there."""
 
-PROGRAM = """
-import json, os, sys, threading, time, urllib.request
-
-def begin(item):
-    messages = [{"role": "user", "content": item["question"]}]
-
-    def call(path, **body):
-        key = item.get("api_key") or os.environ["OPENAI_API_KEY"]
-        headers = {"authorization": "Bearer " + key, "content-type": "application/json"}
-        request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
-        return json.load(urllib.request.urlopen(request))
-
-    def turn():
-        message = call("/chat/completions", messages=messages)["choices"][0]["message"]
-        assert message["content"] in (item["question"], "wrong"), message
-        messages.append(message)
-        messages.append({"role": "user", "content": "o" * (len(messages) // 2)})
-        call("/reward", reward=0.25)
-
-    return messages, call, turn
-"""
-"""A client of a few milliseconds: hundreds of them are started."""
-
-FAIR = """
-def play(item):
-    _, call, turn = begin(item)
-    for _ in range(1 + item["seed"] % 4):
-        turn()
-    return call
-"""
-ONE = """
-play(json.load(sys.stdin))
-"""
-MANY = """
-for line in sys.stdin:
-    threading.Thread(target=lambda item: play(item)("/end"), args=[json.loads(line)], daemon=True).start()
-"""
-BRANCHING = """
-def play(item):
-    messages, call, turn = begin(item)
-    for number in range(2 + item["seed"] % 4):
-        if number % 2:
-            messages[:] = [{"role": "user", "content": item["question"]}]
-        turn()
-    return call
-"""
-"""Begins anew each time that it has heard of something: a turn that is lost in a context would be another program's."""
 ODD = """
 def play(item):
     messages, call, turn = begin(item)

@@ -1,26 +1,19 @@
 """A run whose rewards come from a model that judges, on a server of its own: the scheduler is killed, and the budget holds over all its lives."""
 
 import json
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from streamrl.errors import EXIT_USER_ERROR
 from streamrl.keys import FILE_JUDGED
-from support.endpoints import say, serving
+from support.endpoints import judge, serving
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun, wait_for
 
 STEPS = 12
 BUDGET = 150
 """Of the 216 samples at least that the run needs: 12 steps of 16, three evaluations of 8."""
-
-
-def judge(handler: BaseHTTPRequestHandler, number: int) -> None:
-    """As OpenAI's servers answer; some are busy when they are asked."""
-    message = {"role": "assistant", "content": f"It is 1 of 10, so I give {number % 10}."}
-    say(handler, 503 if number % 20 == 7 else 200, json.dumps({"choices": [{"index": 0, "message": message}]}))
 
 
 @pytest.mark.timeout(300)

@@ -1,6 +1,5 @@
 """Real runs that learn from rows, without generators: kills change no weight, every row is trained once a pass, bad rows are named."""
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from streamrl_workers.metrics.jsonl import read_jsonl
 from streamrl_workers.stream.segments import trained_places
 from support.replayed_runs import ended_run
 from support.runs import LocalRun, streamrl
-from support.supervised_jobs import PASSES, STEPS, TRAINED, supervised_job, write_model, write_rows
+from support.supervised_jobs import PASSES, STEPS, TRAINED, supervised_job, write_model, write_rows, write_turns
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -85,23 +84,6 @@ def test_only_rows_with_the_reward_are_trained_and_the_next_run_begins_with_the_
     assert following.process.wait(PATIENCE_S) == 0, following.logs()
     (line,) = read_jsonl(following.folder / "metrics" / "steps.jsonl")
     assert line["trainer"]["initial_held_out_loss"] == pytest.approx(after, rel=1e-4)
-
-
-def write_turns(folder: Path) -> None:
-    """Ten prompts with four answers each of two turns, of which the second is behind a new prompt; answer n earned n."""
-    segments = [{"tokens": 2, "reward": 0.5}, {"tokens": 2, "observation": True, "context": True}, {"tokens": 1}]
-    rows = [
-        {
-            "prompt": f"{prompt}+",
-            "prompt_tokens": [3 + prompt, 13],
-            "tokens": [4 + answer, 5, 6, 7, 4 + answer],
-            "segments": segments,
-            "reward": answer,
-        }
-        for prompt in range(10)
-        for answer in range(4)
-    ]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_samples_of_several_turns_are_learnt_from_as_they_were_logged_each_by_its_weight(tmp_path: Path) -> None:

@@ -56,3 +56,20 @@ def write_model(folder: Path) -> None:
     tokenizer = build_tokenizer(set("0123456789+="), max_positions=spec.max_positions)
     build_model(spec, tokenizer=tokenizer, seed=0).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
+
+
+def write_turns(folder: Path) -> None:
+    """Ten prompts with four answers each of two turns, of which the second is behind a new prompt; answer n earned n."""
+    segments = [{"tokens": 2, "reward": 0.5}, {"tokens": 2, "observation": True, "context": True}, {"tokens": 1}]
+    rows = [
+        {
+            "prompt": f"{prompt}+",
+            "prompt_tokens": [3 + prompt, 13],
+            "tokens": [4 + answer, 5, 6, 7, 4 + answer],
+            "segments": segments,
+            "reward": answer,
+        }
+        for prompt in range(10)
+        for answer in range(4)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

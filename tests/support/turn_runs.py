@@ -12,6 +12,54 @@ WORKERS = ("scheduler", "trainer-0", "generator-sim-0", "generator-sim-1")
 AGENT_LINKS = ("agents-0", "agents-1")
 """Of a run with a pool of two agent hosts."""
 
+PROGRAM = """
+import json, os, sys, threading, time, urllib.request
+
+def begin(item):
+    messages = [{"role": "user", "content": item["question"]}]
+
+    def call(path, **body):
+        key = item.get("api_key") or os.environ["OPENAI_API_KEY"]
+        headers = {"authorization": "Bearer " + key, "content-type": "application/json"}
+        request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
+        return json.load(urllib.request.urlopen(request))
+
+    def turn():
+        message = call("/chat/completions", messages=messages)["choices"][0]["message"]
+        assert message["content"] in (item["question"], "wrong"), message
+        messages.append(message)
+        messages.append({"role": "user", "content": "o" * (len(messages) // 2)})
+        call("/reward", reward=0.25)
+
+    return messages, call, turn
+"""
+"""A client of a few milliseconds: hundreds of them are started."""
+
+FAIR = """
+def play(item):
+    _, call, turn = begin(item)
+    for _ in range(1 + item["seed"] % 4):
+        turn()
+    return call
+"""
+ONE = """
+play(json.load(sys.stdin))
+"""
+MANY = """
+for line in sys.stdin:
+    threading.Thread(target=lambda item: play(item)("/end"), args=[json.loads(line)], daemon=True).start()
+"""
+BRANCHING = """
+def play(item):
+    messages, call, turn = begin(item)
+    for number in range(2 + item["seed"] % 4):
+        if number % 2:
+            messages[:] = [{"role": "user", "content": item["question"]}]
+        turn()
+    return call
+"""
+"""Begins anew each time that it has heard of something: a turn that is lost in a context would be another program's."""
+
 
 def lines(run: LocalRun, name: str) -> list[dict[str, Any]]:
     """Of a file of the run's metrics."""

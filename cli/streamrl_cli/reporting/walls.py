@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, BinaryIO, TypeVar
+from typing import Annotated, BinaryIO, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
@@ -116,6 +116,13 @@ class TimeRange:
     end: float
 
 
+class ClockRange(NamedTuple):
+    """A part of a run by the clock of its lines."""
+
+    from_s: float
+    until_s: float
+
+
 def timelines(files: Mapping[str, Path], *, beneath: Path, window: TimeRange | None = None) -> tuple[Timeline, ...]:
     """Of each process its timeline, the trainer first; `window` None: of the whole run.
 
@@ -125,24 +132,26 @@ def timelines(files: Mapping[str, Path], *, beneath: Path, window: TimeRange | N
     if not ends:
         return ()
     start_s = min(first["t"] - first["wall_s"] for first, _ in ends.values())
+    shown = ClockRange(-math.inf, math.inf)  # a clock that jumps leaves no line out
     from_s, until_s = start_s, max(last["t"] for _, last in ends.values())
     if window is not None:
-        from_s, until_s = start_s + 60 * window.start, start_s + 60 * window.end
+        shown = ClockRange(start_s + 60 * window.start, start_s + 60 * window.end)
+        from_s, until_s = shown
     bins = Bins(start_s=from_s, end_s=until_s, width_s=max((until_s - from_s) / MOST_BINS, SHORTEST_BIN_S))
     order = sorted(ends, key=lambda name: (not name.startswith("trainer"), name))
     return tuple(
-        _timeline(name, _lines(files[name], from_s, until_s, beneath=beneath), bins=bins, start_s=start_s)
+        _timeline(name, _lines(files[name], *shown, beneath=beneath), shown=shown, bins=bins, start_s=start_s)
         for name in order
     )
 
 
-def _timeline(name: str, lines: list[WallRecord], *, bins: Bins, start_s: float) -> Timeline:
+def _timeline(name: str, lines: list[WallRecord], *, shown: ClockRange, bins: Bins, start_s: float) -> Timeline:
     """Spread the growth of each part between two lines over the bins it falls in."""
     seconds = {part: [0.0] * bins.count for part in PARTS}
     totals: dict[str, float] = {}
     wall_s = 0.0
     for from_s, until_s, grown in growth(lines):
-        inside = _inside(from_s, until_s, bins)
+        inside = _inside(from_s, until_s, shown)
         if not inside:
             continue
         wall_s += inside * (until_s - from_s)
@@ -163,11 +172,11 @@ def _timeline(name: str, lines: list[WallRecord], *, bins: Bins, start_s: float)
     )
 
 
-def _inside(from_s: float, until_s: float, bins: Bins) -> float:
-    """Share of an interval that lies in the bins."""
+def _inside(from_s: float, until_s: float, shown: ClockRange) -> float:
+    """Share of an interval that is shown."""
     if until_s <= from_s:
-        return float(bins.start_s <= until_s <= bins.end_s)
-    return max(0.0, min(until_s, bins.end_s) - max(from_s, bins.start_s)) / (until_s - from_s)
+        return float(shown.from_s <= until_s <= shown.until_s)
+    return max(0.0, min(until_s, shown.until_s) - max(from_s, shown.from_s)) / (until_s - from_s)
 
 
 def growth(lines: list[WallRecord]) -> list[Growth]:

@@ -166,7 +166,7 @@ class RunProgress:
         recent = self.recent()
         if len(recent) < 2:  # noqa: PLR2004 - a speed needs two points
             return None
-        return float(recent[-1]["time_s"] - recent[0]["time_s"]) / (len(recent) - 1)
+        return float(recent[-1]["elapsed_s"] - recent[0]["elapsed_s"]) / (len(recent) - 1)
 
     def eta_s(self) -> float | None:
         """Seconds until the last step at the recent speed."""

@@ -13,7 +13,7 @@ from streamrl import keys
 from streamrl.spec import parse_job
 from streamrl_cli.runner import progress
 from streamrl_cli.runner.folder import RunFolder, create_folder
-from streamrl_cli.runner.progress import StallWatch, fetch_status
+from streamrl_cli.runner.progress import RunProgress, StallWatch, fetch_status
 from support.jobs import simulated_job
 
 FIRST_S = 300.0
@@ -182,3 +182,12 @@ async def test_what_is_no_page_is_none(tmp_path: Path, monkeypatch, answer: Call
     monkeypatch.setattr(progress, "STATUS_TIMEOUT_S", 0.5)
     async with answering(tmp_path, answer) as folder, asyncio.timeout(DEADLINE_S):
         assert await fetch_status(folder) is None
+
+
+def test_how_long_a_step_takes_does_not_follow_the_wall_clock(tmp_path: Path) -> None:
+    folder = create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path / "runs")
+    run = RunProgress(folder=folder)
+    for step, jump_s in enumerate((0.0, -3600.0, 3.15e8)):
+        line = {"step": step, "reward_mean": 0.0, "elapsed_s": 2.0 * step, "time_s": 1.7e9 + 2 * step + jump_s}
+        run.take_page({"last_step": line})
+    assert run.step_s() == 2.0

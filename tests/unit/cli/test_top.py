@@ -32,7 +32,7 @@ PAGE = {
     "trainer": {"id": "trainer-0", "bubbles": {"busy": 1.0}, "wall_s": 2.0},
     "scaling": {"pools": {"sim": {"generators": 1, "active": 6, "slots": 8, "tokens_per_s": 1234.0}}},
     "warnings": [{"type": "TrackerDown", "message": "tracker wandb: its process failed\x1b[2J"}],
-    "last_step": STEP | {"step": 4, "time_s": 2.0},
+    "last_step": STEP | {"step": 4, "elapsed_s": 2.0},
     "last_evaluation": {"step": 4, "mean_reward": 0.75, "prompts": 8},
 }
 SHOWN = ("step 5/20", "0.250", "0.750", "1.5k", "17", "0.50 (max 1 of 1)", "busy 75%", "6/8", "1.2k", "25%", "1.500")
@@ -41,7 +41,7 @@ SHOWN = ("step 5/20", "0.250", "0.750", "1.5k", "17", "0.50 (max 1 of 1)", "busy
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     made = create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path)
-    lines = [STEP | {"step": step, "time_s": 1.0 * step} for step in range(5)]
+    lines = [STEP | {"step": step, "elapsed_s": 1.0 * step} for step in range(5)]
     made.file("metrics", "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     made.file("metrics", "evaluations.jsonl").write_text(json.dumps(PAGE["last_evaluation"]) + "\n")
     return made

@@ -73,3 +73,14 @@ def test_a_part_is_shown_as_finely_as_it_was_written(file: Path, monkeypatch: py
 def test_a_part_without_lines_is_empty(file: Path) -> None:
     part = shown(file, TimeRange(start=1000.0, end=1001.0))
     assert (part.wall_s, set(part.shares["busy"])) == (0, {0.0})
+
+
+@pytest.mark.parametrize(("place", "jump_s"), [(100, -3600.0), (LINES - 3, -3.15e8)])
+def test_a_clock_that_goes_back_leaves_nothing_out(file: Path, place: int, jump_s: float, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in file.read_text().splitlines()[:-1]]
+    for line in lines[place:]:
+        line["t"] += jump_s
+    jumped = tmp_path / "trainer-0.jsonl"
+    jumped.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    right, found = shown(file), shown(jumped)
+    assert (found.wall_s, found.totals_s) == (pytest.approx(right.wall_s), pytest.approx(right.totals_s))

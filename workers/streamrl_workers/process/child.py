@@ -112,7 +112,7 @@ class ChildProcess:
 
     def send(self, frame: object) -> None:
         """Write a frame; one that is gone is seen when its answer is read."""
-        self.transport.write(framing.encode(frame))
+        framing.send(self.transport, frame)
 
     async def exchange(self, frame: Mapping[str, Any], *, limit_s: float, what: str) -> dict[str, Any]:
         """Its answer to one frame. Raises `ProcessLostError`; `what` says what it did not do in time."""

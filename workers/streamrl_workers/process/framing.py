@@ -31,6 +31,12 @@ def encode(value: object) -> bytes:
     return _HEAD.pack(_MARK, len(body)) + body
 
 
+def send(transport: asyncio.WriteTransport, value: object) -> None:
+    """Write one frame. A peer that is gone gets none: its reader sees that, and asyncio would warn of each further write."""
+    if not transport.is_closing():
+        transport.write(encode(value))
+
+
 def receive(connection: socket.socket) -> Any:  # noqa: ANN401 - JSON
     """Next frame, or None at the end of the stream. Blocks. Raises `ForeignBytesError`."""
     head = _receive_exactly(connection, _HEAD.size)

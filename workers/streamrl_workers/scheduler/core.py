@@ -57,7 +57,7 @@ class Core:
         Args:
             settings: the job.
             recovered: what the journal holds.
-            first_lease: leases are numbered from here; above every number of an earlier scheduler of the run.
+            first_lease: leases are numbered from here; no number of an earlier scheduler of the run.
             lengths: what predicts completion lengths; None: the signals of the job, over the journal's history.
             curves: what is known of the pools' speed; None: nothing, it is measured.
             epoch_s: Unix time at which the events' `now_s` is 0.

@@ -25,6 +25,7 @@ import gc
 import logging
 import math
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -81,8 +82,8 @@ LINGER_S = 10.0
 """At the end, for the trainer and the generators to hear of it."""
 _GC_THRESHOLDS = (50_000, 20, 100)
 """A deep queue is many live objects: full collections at Python's default pace would stall dispatch for nothing."""
-_LEASE_BITS = 20
-"""Lease numbers start at milliseconds << this: above every lease of an earlier life."""
+_LIFE_BITS, _LEASE_BITS = 42, 20
+"""Lease numbers of a life begin at a random number << this: they are no earlier life's, whatever the clock says."""
 
 
 class Pool(TaskSource, Protocol):
@@ -248,7 +249,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
         return _failed(run, early)
     settings = _settings(run)
     clock_s = asyncio.get_running_loop().time  # that of the deadlines on this loop
-    first_lease = time.time_ns() // 1_000_000 << _LEASE_BITS
+    first_lease = secrets.randbits(_LIFE_BITS) << _LEASE_BITS
     core = Core(settings, recovered, first_lease=first_lease, epoch_s=time.time() - clock_s())
     connections = Connections()
     ports.status = status = StatusEndpoint(

@@ -67,7 +67,7 @@ async def _answer(
     item_of: ItemOf,
 ) -> None:
     def say(value: Any) -> None:  # noqa: ANN401 - JSON
-        transport.write(framing.encode([number, value]))
+        framing.send(transport, [number, value])
 
     try:
         row = await _row(host, dataset, request, item_of=item_of, begun=lambda: say(PLAYING))

@@ -78,7 +78,7 @@ class HostedProcess:
 
     def send(self, frame: object) -> None:
         """Write a frame; one that is gone is seen when its answer is read."""
-        self.transport.write(framing.encode(frame))
+        framing.send(self.transport, frame)
 
     async def how_it_ended(self) -> str:
         """Only its host knows."""

@@ -25,7 +25,6 @@ from typing import Any, get_args
 
 from streamrl.errors import UserError
 from streamrl.spec.tasks.rewards import Reward
-from streamrl_workers.process import framing
 from streamrl_workers.process.framing import ForeignBytesError
 from streamrl_workers.stream.messages import PROMPT_BYTES
 from streamrl_workers.stream.packing import pack_int32, unpack_int32
@@ -96,9 +95,9 @@ _FOR_AGENTS = frozenset({"prompt", "observations", "contexts", "finish_reasons",
 """Fields that an environment has no use for."""
 
 
-def encode_request(request: Request) -> bytes:
-    """The frame of one item of work for a worker; of a request for prompts the first is meant."""
-    return framing.encode(request_message(request, without=_FOR_AGENTS))
+def worker_message(request: Request) -> list[Any]:
+    """One item of work for a worker; of a request for prompts the first is meant."""
+    return request_message(request, without=_FOR_AGENTS)
 
 
 def request_message(request: Request, *, without: Collection[str] = ()) -> list[Any]:

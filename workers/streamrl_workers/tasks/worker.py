@@ -210,7 +210,7 @@ async def _ask_endpoints(connection: socket.socket, parts: Sequence[Sequence[Par
 async def _ask(number: int, body: str, *, parts: Sequence[Part], transport: asyncio.Transport) -> None:
     row: Any = await asyncio.gather(*(_value(part, body) for part in parts))
     failed = [value for value in row if isinstance(value, dict)]
-    transport.write(framing.encode([number, failed[0] if failed else row]))
+    framing.send(transport, [number, failed[0] if failed else row])
 
 
 async def _value(part: Part, body: str) -> float | dict[str, str]:

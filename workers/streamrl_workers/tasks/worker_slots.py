@@ -187,7 +187,7 @@ class WorkerSlot:
             self._process.drop()
 
     async def _serve(self, connection: Connection, work: WorkItem) -> None:
-        connection.transport.write(protocol.encode_request(work.request))
+        framing.send(connection.transport, protocol.worker_message(work.request))
         try:
             row = await self._row(connection, work)
         except TimeoutError:
@@ -304,7 +304,7 @@ class ConcurrentSlot:
     def _send(self, number: int, asked: AskedItem) -> None:
         """What cannot be sent now is sent when the process is there."""
         if self._process.connection is not None:
-            self._process.connection.transport.write(framing.encode([number, asked.message]))
+            framing.send(self._process.connection.transport, [number, asked.message])
 
     async def run(self) -> None:
         """Work until cancelled. Raises `TaskPoolError` when no process can be had."""

@@ -1,6 +1,7 @@
 """A helper process and its socket: who starts one never loses it."""
 
 import asyncio
+import socket
 import subprocess
 from typing import NoReturn
 
@@ -54,3 +55,15 @@ async def test_one_whose_close_is_cancelled_is_gone(times: int, begun: list[subp
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert begun[0].returncode is not None
+
+
+async def test_frames_for_one_that_is_gone_are_left_out_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    ours, theirs = socket.socketpair()
+    transport, frames = await framing.open_frames(ours)
+    theirs.close()
+    for number in range(20):  # as many are asked in one round of the loop
+        framing.send(transport, number)
+    assert await frames.read(limit_s=60.0) is None
+    framing.send(transport, "late")
+    transport.abort()
+    assert caplog.messages == []
