@@ -8,6 +8,8 @@ pool holds. Invariants:
   counted. Its bound is `HttpReward.longest_turn_s`, as the pool has so few samples out.
 - Tried again: a refused or broken connection, status 429 and 5xx. Any other status but 2xx, and an answer that is no such
   JSON, is a failure of the sample that names the status. Redirects are not followed, proxies of the environment not used.
+- Answers are asked for as they are, and an encoded one is refused: decoding would turn kilobytes into gigabytes, in the event
+  loop in which all other samples wait. So what is read is what came, up to `MAX_ANSWER_BYTES`.
 - The token goes into the request's header alone: into no error, no log.
 """
 
@@ -142,7 +144,7 @@ class HttpEndpoint:
         self._options = options
         self._chat = chat
         self._reward: Callable[[Any], float] = _told_reward if chat is None else chat.number
-        self._headers = {"content-type": "application/json"}
+        self._headers = {"content-type": "application/json", "accept-encoding": "identity"}
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
         self._timeout_s = timeout_s
@@ -201,13 +203,14 @@ class HttpEndpoint:
                 return self._reward(_checked(response, answer=await _read(response)))
         except httpx.TransportError as error:
             raise _TryAgainError(f"the connection failed: {type(error).__name__}: {shorten(str(error))}") from error
-        except httpx.DecodingError as error:
-            raise EndpointError(f"the answer's encoding is broken: {shorten(str(error))}") from error
 
 
 async def _read(response: "httpx.Response") -> bytes:
+    if encoding := response.headers.get("content-encoding"):
+        rule = f"encoded as {shorten(encoding)}, which was not asked for"
+        raise EndpointError(f"status {response.status_code}: the answer is {rule}")
     parts = bytearray()
-    async for part in response.aiter_bytes():
+    async for part in response.aiter_raw():
         parts += part
         if len(parts) > MAX_ANSWER_BYTES:
             raise EndpointError(f"status {response.status_code}: the answer has over {MAX_ANSWER_BYTES} bytes")
@@ -249,8 +252,8 @@ def _retry_after_s(text: str | None) -> float:
         return float(text)
     try:
         date = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+        if date.tzinfo is None:
+            date = date.replace(tzinfo=datetime.UTC)
+        return max(0.0, (date - datetime.datetime.now(datetime.UTC)).total_seconds())
+    except (ValueError, OverflowError):
         return 0.0
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=datetime.UTC)
-    return max(0.0, (date - datetime.datetime.now(datetime.UTC)).total_seconds())
