@@ -168,7 +168,6 @@ async def test_it_waits_as_long_as_it_is_told_and_not_beyond_its_time() -> None:
         (200, '{"reward": true}', "must be"),
         (200, '{"reward": null}', "must be"),
         (200, "[" * 100_000, "no JSON"),
-        (200, "[" * 950 + "]" * 950, 'must be {"reward": number}'),
         (200, "x" * 3_000_000, "has over 1048576 bytes"),
     ],
 )
@@ -206,9 +205,9 @@ FAR = ["Fri, 01 Jan 99999999999999999999 00:00:00 GMT", "Fri, 01 Jan 2100 00:00:
 
 @pytest.mark.parametrize("retry_after", [*FAR, "9" * 400, "1e400", "²", "Fri, 31 Dec 0001 00:00:00 +2359", ""])
 async def test_a_wait_that_is_none_is_no_exception(retry_after: str) -> None:
-    with serving(always(503, retry_after=retry_after)) as endpoint:
-        with pytest.raises(EndpointError, match=r"answered with status 503(, after 2 tries|; no time is left)"):
-            await value(part(endpoint.url, retries=1))
+    text = r"answered with status 503(, after 2 tries|; no time is left)"
+    with serving(always(503, retry_after=retry_after)) as endpoint, pytest.raises(EndpointError, match=text):
+        await value(part(endpoint.url, retries=1))
 
 
 def completion(text: object) -> str:
