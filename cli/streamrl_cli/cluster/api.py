@@ -23,14 +23,16 @@ from urllib.parse import urlsplit
 
 from streamrl import API_GROUP
 from streamrl.errors import UserError, UserErrors
+from streamrl.http_fetch import OversizeError
 from streamrl_cli.cluster.kubeconfig import NoKubeconfigError, choose
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import Cause, LineSplitter, read_status, split_lines
 from streamrl_operator.kube.kinds import POD, SCALE, Kind
 
 if TYPE_CHECKING:
-    from streamrl_operator.kube.connections import ApiConnection, ApiResponse
+    from streamrl_operator.kube.connections import ApiConnection
     from streamrl_operator.kube.rest_config import RestConfig
+    from streamrl_pages.http_client import BoundedResponse
 
 MANAGER = "streamrl-cli"
 """Field manager of all that the commands write."""
@@ -132,12 +134,13 @@ async def connect(args: argparse.Namespace) -> AsyncIterator["ApiClient"]:
     """
     try:
         from streamrl_operator.kube import connections
+        from streamrl_pages import http_client
     except ModuleNotFoundError as error:
         rule = f"commands over clusters need the package {error.name}, which is not installed"
         raise UserError(field="streamrl", rule=rule, fix="pip install 'streamrl[operator]'") from None
     access, context = _access(args)
     if access.proxy is None and urlsplit(access.server).hostname not in _LOOPBACK:  # as kubectl
-        access.proxy = connections.environment_proxy(access.server)
+        access.proxy = http_client.environment_proxy(access.server)
     async with aclosing(connections.ApiConnection(access, agent=MANAGER)) as connection:
         yield ApiClient(connection, context=context, namespace=args.namespace or access.namespace)
 
@@ -309,7 +312,7 @@ class ApiClient:
         body: object = None,
         content_type: str = "application/json",
         total_s: float | None = REQUEST_TIMEOUT_S,
-    ) -> AsyncIterator["ApiResponse"]:
+    ) -> AsyncIterator["BoundedResponse"]:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_TIMEOUT_S)
@@ -325,8 +328,6 @@ class ApiClient:
     def _reaching(self, call: Call) -> Iterator[None]:
         """What goes wrong inside is told as an API server that cannot be reached."""
         import aiohttp
-
-        from streamrl_operator.kube.connections import OversizeError
 
         try:
             yield

@@ -16,13 +16,13 @@ import aiohttp
 from pydantic import BaseModel, Field
 
 from streamrl.errors import UserError
-from streamrl_operator.kube.connections import OversizeError, environment_proxy, session
-from streamrl_operator.kube.rest_config import TOKEN_AGE_S, RestConfig
+from streamrl.http_fetch import OversizeError
+from streamrl_operator.kube.rest_config import TOKEN_AGE_S
+from streamrl_pages.http_client import environment_proxy, session
 
 _TIMEOUT_S = 30.0
 _SKEW_S = 10.0
 """Between our clock and the API server's."""
-_ONCE: dict[str, Any] = {"allow_redirects": False, "raise_for_status": True}
 
 
 class Provider(BaseModel):
@@ -86,13 +86,13 @@ class Oidc:
             headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         else:
             form["client_id"] = given.client
-        issuer = RestConfig(server=given.issuer.rstrip("/"), tls=self._tls)
-        discovery = f"{issuer.server}/.well-known/openid-configuration"
-        async with session(issuer, agent="streamrl") as asked:
-            async with asked.get(discovery, proxy=environment_proxy(discovery), **_ONCE) as answer:
+        discovery = f"{given.issuer.rstrip('/')}/.well-known/openid-configuration"
+        async with session(tls=self._tls, agent="streamrl") as asked:
+            async with asked.get(discovery, proxy=environment_proxy(discovery), raise_for_status=True) as answer:
                 endpoint = _Endpoints.model_validate_json(await answer.read()).token_endpoint
             proxy = environment_proxy(endpoint)
-            async with asked.post(endpoint, data=form, headers=headers, proxy=proxy, **_ONCE) as answer:
+            once: dict[str, Any] = {"data": form, "headers": headers, "proxy": proxy, "raise_for_status": True}
+            async with asked.post(endpoint, **once) as answer:
                 return _Tokens.model_validate_json(await answer.read())
 
     def _failed(self, why: str) -> UserError:

@@ -168,7 +168,7 @@ async def test_it_waits_as_long_as_it_is_told_and_not_beyond_its_time() -> None:
         (200, '{"reward": true}', "must be"),
         (200, '{"reward": null}', "must be"),
         (200, "[" * 100_000, "no JSON"),
-        (200, "x" * 3_000_000, "has over 1048576 bytes"),
+        (200, "x" * 3_000_000, "it has more than 1048576 bytes"),
     ],
 )
 async def test_a_wrong_answer_is_a_failure_that_names_the_status_and_is_not_asked_again(
@@ -195,7 +195,7 @@ async def test_an_encoded_answer_is_refused_and_never_unpacked(encoding: str) ->
         handler.wfile.write(packed)
 
     with serving(pack) as endpoint, memory_limit(2**28):
-        with pytest.raises(EndpointError, match=f"status 200: the answer is encoded as '{encoding}'"):
+        with pytest.raises(EndpointError, match=f"status 200: it is encoded as '{encoding}'"):
             await value(part(endpoint.url))
         assert endpoint.headers[0]["accept-encoding"] == "identity"
 
@@ -268,7 +268,7 @@ async def test_a_refused_connection_is_tried_again_and_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
-        with pytest.raises(EndpointError, match=r"the connection failed: ConnectError.*after 2 tries"):
+        with pytest.raises(EndpointError, match=r"the connection failed: ClientConnectorError.*after 2 tries"):
             await value(part(url, retries=1))
 
 
