@@ -23,6 +23,7 @@ MOST_HEAD_BYTES = 2**16
 """Maximum size of status line and headers."""
 MOST_RETRY_AFTER_S = 3600.0
 """Maximum wait that an answer can ask for."""
+_MOST_ERROR_CHARS = 300
 _CHUNK_BYTES = 2**16
 _OK = 200
 
@@ -33,6 +34,12 @@ class FetchError(Exception):
 
 class OversizeError(Exception):
     """Answer with more bytes than its reader takes; the rest is not read, and the connection is closed."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return type and text of an error, shortened: libraries quote what a server has sent, up to 100 kB of it."""
+    text = " ".join(str(error).split())[:_MOST_ERROR_CHARS]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def encoding_problem(content_encoding: str | None) -> str | None:
@@ -138,6 +145,9 @@ def _answer(reader: BoundedReader, most_bytes: int) -> bytes:
             raise ValueError(f"it answers with status {response.status}")
         if problem := encoding_problem(response.getheader("Content-Encoding")):
             raise ValueError(problem)
+        lengths = response.headers.get_all("Content-Length", [])
+        if len(lengths) > 1 or not all(text.isascii() and text.isdigit() for text in lengths):
+            raise ValueError(f"its length is {shorten(', '.join(lengths))}")
         if response.length is not None and response.length > most_bytes:
             raise OversizeError(f"it has {response.length} bytes, more than {most_bytes}")
         reader.allow(most_bytes)

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from streamrl import API_GROUP
 from streamrl.errors import UserError, UserErrors
-from streamrl.http_fetch import OversizeError
+from streamrl.http_fetch import OversizeError, one_line
 from streamrl_cli.cluster.kubeconfig import NoKubeconfigError, choose
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import Cause, LineSplitter, read_status, split_lines
@@ -162,16 +162,19 @@ def _access(args: argparse.Namespace) -> tuple["RestConfig", str]:
 class ApiClient:
     """One API server, in the name of a person."""
 
-    def __init__(self, connection: "ApiConnection", *, context: str, namespace: str) -> None:
+    def __init__(
+        self, connection: "ApiConnection", *, context: str, namespace: str, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
         self.access = connection.access
         self.context = context
         self.namespace = namespace
         """Where objects are that say nothing else; empty: lists are of all namespaces."""
         self._connection = connection
+        self._timeout_s = timeout_s
 
     def within(self, namespace: str) -> "ApiClient":
         """The same for another namespace."""
-        return ApiClient(self._connection, context=self.context, namespace=namespace)
+        return ApiClient(self._connection, context=self.context, namespace=namespace, timeout_s=self._timeout_s)
 
     async def get(self, kind: Kind, name: str) -> Object:
         """One object. Raises `ObjectNotFoundError`: it is not there."""
@@ -208,7 +211,8 @@ class ApiClient:
     async def scale(self, kind: Kind, name: str, *, replicas: int) -> None:
         """Set the size of an object that has `/scale`."""
         call, change = self._call("patch", kind, name, "scale"), {"spec": {"replicas": replicas}}
-        async with self._answer(call, query={"fieldManager": MANAGER}, body=change, content_type=_MERGE) as response:
+        request: dict[str, Any] = {"query": {"fieldManager": MANAGER}, "body": change, "content_type": _MERGE}
+        async with self._answer(call, total_s=self._timeout_s, **request) as response:
             answers.read_object(await response.read(), SCALE)
 
     async def patch(self, kind: Kind, name: str, changes: Sequence[Mapping[str, Any]]) -> Object:
@@ -282,6 +286,8 @@ class ApiClient:
                             raise UserError(field=call.thing, rule=rule, fix="ask for less of it")
                     elif channel == _STATUS:
                         said += piece
+                        if len(said) > _LINE_BYTES:
+                            raise answers.MalformedError("its exit status has no end")
             finally:
                 # The session waits for the end of connections in use; of one whose socket was closed first it would not.
                 await self._connection.aclose()
@@ -300,7 +306,7 @@ class ApiClient:
         return await self._read(answers.read_object, call, **request)
 
     async def _read(self, read: Callable[[bytes, Kind], _T], call: Call, **request: Any) -> _T:  # noqa: ANN401 - as `_answer` takes it
-        async with self._answer(call, **request) as response:
+        async with self._answer(call, total_s=self._timeout_s, **request) as response:
             return read(await response.read(), call.kind)
 
     @asynccontextmanager
@@ -308,10 +314,10 @@ class ApiClient:
         self,
         call: Call,
         *,
+        total_s: float | None,
         query: Mapping[str, str] | None = None,
         body: object = None,
         content_type: str = "application/json",
-        total_s: float | None = REQUEST_TIMEOUT_S,
     ) -> AsyncIterator["BoundedResponse"]:
         import aiohttp
 
@@ -351,7 +357,7 @@ def _reason(error: BaseException) -> str:
     inner = getattr(error, "os_error", None) or error
     if isinstance(inner, OSError) and inner.errno is not None and inner.errno in errno.errorcode:
         return os.strerror(inner.errno)  # asyncio puts the address where the words should be
-    return " ".join(str(inner).split()) or type(error).__name__
+    return one_line(inner)
 
 
 class ObjectNotFoundError(UserError):

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 import aiohttp
 
 from streamrl.errors import UserError
-from streamrl.http_fetch import OversizeError, retry_after_s
+from streamrl.http_fetch import OversizeError, one_line, retry_after_s
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import split_lines
 from streamrl_operator.kube.connections import ApiConnection
@@ -264,8 +264,7 @@ class Client:
         except answers.MalformedError as error:
             raise answers.UnusableError(what, status=status, reason="BadAnswer", message=str(error)) from None
         except (aiohttp.ClientError, OSError) as error:
-            message = f"{type(error).__name__}: {error}"
-            raise answers.UnavailableError(what, status=status, reason="Unreachable", message=message) from None
+            raise answers.UnavailableError(what, status=status, reason="Unreachable", message=one_line(error)) from None
         finally:
             self.count(verb, kind.plural, status, time.monotonic() - begun_s)
 

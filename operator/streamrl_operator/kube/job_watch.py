@@ -23,6 +23,7 @@ from typing import Any
 import aiohttp
 import kopf
 
+from streamrl.http_fetch import one_line
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import UnusableError
 from streamrl_operator.kube.cache import Reflector, log
@@ -108,7 +109,7 @@ class JobWatch(Reflector):
                 with runner:
                     runner.run(_join(serving))
             except BaseException as error:  # noqa: BLE001 - whatever ends it, it is begun again
-                why = f"{type(error).__name__}: {error}"
+                why = one_line(error)
             with contextlib.suppress(RuntimeError):  # our loop is closed: nobody waits
                 ours.call_soon_threadsafe(_settle, ended, why)
 

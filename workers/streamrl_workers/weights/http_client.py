@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from streamrl.http_fetch import MOST_HEAD_BYTES, BoundedReader, OversizeError
+from streamrl.http_fetch import BoundedReader, OversizeError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.auth import Role, identity_in
 from streamrl_workers.stream.tls import Tls, peer_names
@@ -42,6 +42,8 @@ _REASON_BYTES = 1000
 """Of a refusal's text."""
 _TOLD_BYTES = 2**20
 """Bytes that have arrived are told of in such portions."""
+_HEAD_BYTES = 2**13
+"""Maximum size of an answer's head, and of a refusal's text: read byte by byte, it takes tens of milliseconds."""
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 _T = TypeVar("_T")
@@ -199,7 +201,7 @@ class _Unbuffered(HTTPResponse):
         super().__init__(sock, *args, **options)
         self.fp.close()
         until_s = monotonic() + _STALL_TIMEOUT_S
-        reader = BoundedReader(sock, until_s=until_s, most_bytes=MOST_HEAD_BYTES)
+        reader = BoundedReader(sock, until_s=until_s, most_bytes=_HEAD_BYTES)
         self.fp = reader  # type: ignore[assignment] # it is read by `readline` alone
 
 
