@@ -193,7 +193,7 @@ CLIENTS: dict[str, tuple[Ask, tuple[type[Exception], ...], bool]] = {
     "status page": (_status_page, (FetchError,), True),
     "operator": (_operator, (KubeError,), False),
     "operator's page": (_operator_page, (KubeError,), False),
-    "command": (_command, (UserError,), True),
+    "command": (_command, (UserError,), False),
     "OIDC issuer": (_issuer, (UserError,), True),
     "kopf": (_kopf, (KopfError,), False),
 }
