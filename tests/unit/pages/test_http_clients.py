@@ -4,7 +4,9 @@ A new client gets a row in `CLIENTS`; ruff's `banned-api` keeps libraries of HTT
 """
 
 import asyncio
+import os
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -33,6 +35,7 @@ from streamrl_workers.weights.pull import Route, WeightsError
 from support import hostile_server as hostile
 from support.certificates import Authority
 from support.task_jobs import make_task
+from support.tree import ROOT
 from support.weight_servers import pull_along
 
 TIMEOUT_S = 0.5
@@ -283,3 +286,42 @@ async def test_it_ends_in_time_within_its_memory_and_goes_nowhere_else(
                     exchanges.create_task(exchange, name=name)
     assert asked == []
     assert grown[0] < MOST_MIB
+
+
+HOOK = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("hooks", sys.argv[1])
+hooks = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(hooks)
+hooks.REQUEST_S = float(sys.argv[2])
+hooks.Api().call("GET", "/apis")
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["redirected by 302", "a body without end", "a dripping refusal", "a dripping header", "informed without end"],
+)
+async def test_the_charts_hooks_end_in_time_and_take_their_token_nowhere(
+    name: str, authority: Authority, tmp_path: Path
+) -> None:
+    """They run as a program, where nothing of ours is installed."""
+    tls = _server_tls(authority, tmp_path)
+    (tmp_path / "ca.crt").write_bytes(authority.pem)
+    (tmp_path / "token").write_text(TOKEN)
+    async with (
+        _elsewhere(tls) as (elsewhere, asked),
+        hostile.serve(lambda _, writer: ANSWERS[name](writer, elsewhere), tls=tls) as server,
+    ):
+        port = server.rpartition(":")[2]
+        where = {"KUBERNETES_SERVICE_HOST": "localhost", "KUBERNETES_SERVICE_PORT": port}
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", HOOK, str(ROOT / "helm/streamrl/files/hooks.py"), str(TIMEOUT_S)),
+            env={**os.environ, **where, "SERVICE_ACCOUNT_DIR": str(tmp_path)},
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, said = await asyncio.wait_for(program.communicate(), 60)
+    assert program.returncode == 1
+    assert said.decode().startswith("GET /apis: ")
+    assert said.decode().count("\n") == 1
+    assert asked == []

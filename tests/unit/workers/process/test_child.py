@@ -2,6 +2,7 @@
 
 import asyncio
 import subprocess
+import sys
 from typing import NoReturn
 
 import pytest
@@ -54,3 +55,20 @@ async def test_one_whose_close_is_cancelled_is_gone(times: int, begun: list[subp
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert begun[0].returncode is not None
+
+
+GREEDY = """
+import socket, sys
+from streamrl_workers.process.child import begin_as_child
+ours, theirs = socket.socketpair()
+sys.argv = ["helper", str(theirs.detach())]
+begin_as_child(most_bytes=2**28)
+try:
+    bytearray(2**29)
+except MemoryError:
+    sys.exit(7)
+"""
+
+
+def test_one_with_a_bound_of_memory_gets_no_more() -> None:
+    assert subprocess.run([sys.executable, "-c", GREEDY], timeout=60, check=False).returncode == 7
