@@ -1,6 +1,6 @@
 """Requests over HTTP by aiohttp: all clients of ours that wait in an event loop, of API servers, OIDC issuers and endpoints that judge.
 
-Owns: what aiohttp is told, so that the invariants of `streamrl.http_fetch` hold whoever reads an answer. Does not own: what is asked, how long it may
+Owns: what aiohttp is told, so that the invariants of `streamrl_pages.http_fetch` hold whoever reads an answer. Does not own: what is asked, how long it may
 take (a timeout of the request, or of the caller), what an answer means.
 Invariants: no body and no line of a stream is longer than its bound; nothing is decoded; no redirect is followed, or a token would go wherever a
 pod behind an API server's proxy says; no cookie is kept, since such a pod may set some for the API server; nothing of the environment (proxies,
@@ -19,7 +19,7 @@ import aiohttp
 from aiohttp import connector
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from streamrl.http_fetch import OversizeError, encoding_problem
+from streamrl_pages.http_fetch import OversizeError, encoding_problem
 
 Session = aiohttp.ClientSession
 MOST_BYTES = 2**24

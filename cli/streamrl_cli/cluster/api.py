@@ -23,11 +23,11 @@ from urllib.parse import urlsplit
 
 from streamrl import API_GROUP
 from streamrl.errors import UserError, UserErrors
-from streamrl.http_fetch import OversizeError, one_line
 from streamrl_cli.cluster.kubeconfig import NoKubeconfigError, choose
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import Cause, LineSplitter, read_status, split_lines
 from streamrl_operator.kube.kinds import POD, SCALE, Kind
+from streamrl_pages.http_fetch import OversizeError, one_line
 
 if TYPE_CHECKING:
     from streamrl_operator.kube.connections import ApiConnection

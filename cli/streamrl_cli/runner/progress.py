@@ -17,8 +17,8 @@ from typing import Any
 from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.files import read_json
-from streamrl.http_fetch import FetchError, fetch
 from streamrl_cli.runner.folder import RunFolder
+from streamrl_pages.http_fetch import FetchError, fetch
 from streamrl_workers.metrics.jsonl import LineReader
 from streamrl_workers.metrics.logprob_diff import new_warnings
 

@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from pydantic_core import from_json
 
 from streamrl.errors import EXIT_FAULT
-from streamrl.http_fetch import retry_after_s
 from streamrl_operator.kube.kinds import CLUSTER, LEASE, Kind
+from streamrl_pages.http_fetch import retry_after_s
 
 _MOST_VALUES = 1_000_000
 """Of an answer of an API server: a full page of its largest objects has a fifth of it. A value takes up to 90 bytes once it is made."""

@@ -18,13 +18,13 @@ from typing import Any, Self, TypeVar
 import aiohttp
 
 from streamrl.errors import UserError
-from streamrl.http_fetch import OversizeError, one_line, retry_after_s
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import split_lines
 from streamrl_operator.kube.connections import ApiConnection
 from streamrl_operator.kube.kinds import ACCESS_REVIEW, SERVICE, Kind
 from streamrl_operator.kube.rest_config import RestConfig
 from streamrl_pages.http_client import BoundedResponse
+from streamrl_pages.http_fetch import OversizeError, one_line, retry_after_s
 
 log = logging.getLogger(__name__)
 

@@ -23,13 +23,13 @@ from typing import Any
 import aiohttp
 import kopf
 
-from streamrl.http_fetch import one_line
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import UnusableError
 from streamrl_operator.kube.cache import Reflector, log
 from streamrl_operator.kube.client import AGENT, REQUEST_TIMEOUT_S
 from streamrl_operator.kube.kinds import RLJOB, Kind
 from streamrl_pages.http_client import MOST_BYTES, Session, session
+from streamrl_pages.http_fetch import one_line
 
 COMPARE_S = 1.0
 """After the first word that asks for a list: kopf's own come in pages, and doubts in bursts."""

@@ -16,9 +16,9 @@ import aiohttp
 from pydantic import BaseModel, Field
 
 from streamrl.errors import UserError
-from streamrl.http_fetch import OversizeError, one_line
 from streamrl_operator.kube.rest_config import TOKEN_AGE_S
 from streamrl_pages.http_client import environment_proxy, session
+from streamrl_pages.http_fetch import OversizeError, one_line
 
 _TIMEOUT_S = 30.0
 _SKEW_S = 10.0

@@ -18,7 +18,6 @@ import aiohttp
 import pytest
 
 from streamrl.errors import UserError
-from streamrl.http_fetch import FetchError, OversizeError, fetch, one_line
 from streamrl.proto import stream_pb2 as pb
 from streamrl_cli.cluster.api import ApiClient
 from streamrl_operator.kube.answers import KubeError
@@ -28,6 +27,7 @@ from streamrl_operator.kube.kinds import RLJOB, SERVICE
 from streamrl_operator.kube.oidc import Oidc, Provider
 from streamrl_operator.kube.rest_config import RestConfig
 from streamrl_pages.http_client import session
+from streamrl_pages.http_fetch import FetchError, OversizeError, fetch, one_line
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.rewards.endpoint import EndpointError
 from streamrl_workers.rewards.registry import make_parts

@@ -8,7 +8,7 @@ pool holds. Invariants:
   counted. Its bound is `HttpReward.longest_turn_s`, as the pool has so few samples out.
 - Tried again: a refused or broken connection, status 429 and 5xx. Any other status but 2xx, and an answer that is no such
   JSON, is a failure of the sample that names the status.
-- An answer is bounded as all are (`streamrl.http_fetch`). To refuse an encoded one is simpler than to decode it within a
+- An answer is bounded as all are (`streamrl_pages.http_fetch`). To refuse an encoded one is simpler than to decode it within a
   bound and outside of the event loop, in which all other samples wait; and an answer is one number.
 - The token goes into the request's header alone: into no error, no log.
 """
@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from streamrl.errors import UserError, shorten
-from streamrl.http_fetch import OversizeError, retry_after_s
 from streamrl.proto.literals import unmarked
 from streamrl.spec.tasks.rewards import HttpReward, JudgeChat
+from streamrl_pages.http_fetch import OversizeError, retry_after_s
 from streamrl_workers.rewards.base import Item, RewardContext, make_extract
 
 if TYPE_CHECKING:

@@ -42,10 +42,10 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
     """To this address; headers and certificates by OpenTelemetry's own environment variables."""
     own = logging.getLogger("opentelemetry")
     own.setLevel(logging.CRITICAL)  # it warns of each repetition; what is lost is told here
-    return OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S, session=_Unread())
+    return OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S, session=_HeadsOnly())
 
 
-class _Unread(requests.Session):
+class _HeadsOnly(requests.Session):
     """Takes the head of an answer, whose status says all, and never its body: that may have any length."""
 
     def request(self, *args: Any, **options: Any) -> requests.Response:  # noqa: ANN401 - as requests has them

@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from streamrl.http_fetch import BoundedReader, OversizeError
 from streamrl.proto import stream_pb2 as pb
+from streamrl_pages.http_fetch import BoundedReader, OversizeError
 from streamrl_workers.stream.auth import Role, identity_in
 from streamrl_workers.stream.tls import Tls, peer_names
 from streamrl_workers.weights.http_server import CLUSTER_HEADER, MARK_HEADER, content_path, keep_alive, versions_path

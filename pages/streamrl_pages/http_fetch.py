@@ -102,7 +102,7 @@ class BoundedReader(io.RawIOBase):
         super().close()
 
 
-class _Readable:
+class _SocketFile:
     """The one method of a socket that a response of the standard library calls."""
 
     def __init__(self, reader: BoundedReader) -> None:
@@ -138,7 +138,7 @@ def fetch(address: str, path: str, *, timeout_s: float, most_bytes: int) -> byte
 
 
 def _answer(reader: BoundedReader, most_bytes: int) -> bytes:
-    response = HTTPResponse(cast(socket.socket, _Readable(reader)), method="GET")
+    response = HTTPResponse(cast(socket.socket, _SocketFile(reader)), method="GET")
     with response:
         response.begin()
         if response.status != _OK:
