@@ -36,7 +36,7 @@ def shorten(value: object) -> str:
 def _repr(value: object) -> str:
     try:
         return repr(value)
-    except ValueError:  # a number of over 4,300 digits
+    except (ValueError, RecursionError):  # a number of over 4,300 digits; lists in lists
         return f"a {type(value).__name__} that is too long to show"
 
 

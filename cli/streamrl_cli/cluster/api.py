@@ -27,10 +27,12 @@ from streamrl_cli.cluster.kubeconfig import NoKubeconfigError, choose
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import Cause, LineSplitter, read_status, split_lines
 from streamrl_operator.kube.kinds import POD, SCALE, Kind
+from streamrl_pages.http_fetch import OversizeError, one_line
 
 if TYPE_CHECKING:
-    from streamrl_operator.kube.connections import ApiConnection, ApiResponse
+    from streamrl_operator.kube.connections import ApiConnection
     from streamrl_operator.kube.rest_config import RestConfig
+    from streamrl_pages.http_client import BoundedResponse
 
 MANAGER = "streamrl-cli"
 """Field manager of all that the commands write."""
@@ -132,12 +134,13 @@ async def connect(args: argparse.Namespace) -> AsyncIterator["ApiClient"]:
     """
     try:
         from streamrl_operator.kube import connections
+        from streamrl_pages import http_client
     except ModuleNotFoundError as error:
         rule = f"commands over clusters need the package {error.name}, which is not installed"
         raise UserError(field="streamrl", rule=rule, fix="pip install 'streamrl[operator]'") from None
     access, context = _access(args)
     if access.proxy is None and urlsplit(access.server).hostname not in _LOOPBACK:  # as kubectl
-        access.proxy = connections.environment_proxy(access.server)
+        access.proxy = http_client.environment_proxy(access.server)
     async with aclosing(connections.ApiConnection(access, agent=MANAGER)) as connection:
         yield ApiClient(connection, context=context, namespace=args.namespace or access.namespace)
 
@@ -159,16 +162,19 @@ def _access(args: argparse.Namespace) -> tuple["RestConfig", str]:
 class ApiClient:
     """One API server, in the name of a person."""
 
-    def __init__(self, connection: "ApiConnection", *, context: str, namespace: str) -> None:
+    def __init__(
+        self, connection: "ApiConnection", *, context: str, namespace: str, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
         self.access = connection.access
         self.context = context
         self.namespace = namespace
         """Where objects are that say nothing else; empty: lists are of all namespaces."""
         self._connection = connection
+        self._timeout_s = timeout_s
 
     def within(self, namespace: str) -> "ApiClient":
         """The same for another namespace."""
-        return ApiClient(self._connection, context=self.context, namespace=namespace)
+        return ApiClient(self._connection, context=self.context, namespace=namespace, timeout_s=self._timeout_s)
 
     async def get(self, kind: Kind, name: str) -> Object:
         """One object. Raises `ObjectNotFoundError`: it is not there."""
@@ -205,7 +211,8 @@ class ApiClient:
     async def scale(self, kind: Kind, name: str, *, replicas: int) -> None:
         """Set the size of an object that has `/scale`."""
         call, change = self._call("patch", kind, name, "scale"), {"spec": {"replicas": replicas}}
-        async with self._answer(call, query={"fieldManager": MANAGER}, body=change, content_type=_MERGE) as response:
+        request: dict[str, Any] = {"query": {"fieldManager": MANAGER}, "body": change, "content_type": _MERGE}
+        async with self._answer(call, total_s=self._timeout_s, **request) as response:
             answers.read_object(await response.read(), SCALE)
 
     async def patch(self, kind: Kind, name: str, changes: Sequence[Mapping[str, Any]]) -> Object:
@@ -279,6 +286,8 @@ class ApiClient:
                             raise UserError(field=call.thing, rule=rule, fix="ask for less of it")
                     elif channel == _STATUS:
                         said += piece
+                        if len(said) > _LINE_BYTES:
+                            raise answers.MalformedError("its exit status has no end")
             finally:
                 # The session waits for the end of connections in use; of one whose socket was closed first it would not.
                 await self._connection.aclose()
@@ -297,7 +306,7 @@ class ApiClient:
         return await self._read(answers.read_object, call, **request)
 
     async def _read(self, read: Callable[[bytes, Kind], _T], call: Call, **request: Any) -> _T:  # noqa: ANN401 - as `_answer` takes it
-        async with self._answer(call, **request) as response:
+        async with self._answer(call, total_s=self._timeout_s, **request) as response:
             return read(await response.read(), call.kind)
 
     @asynccontextmanager
@@ -305,11 +314,11 @@ class ApiClient:
         self,
         call: Call,
         *,
+        total_s: float | None,
         query: Mapping[str, str] | None = None,
         body: object = None,
         content_type: str = "application/json",
-        total_s: float | None = REQUEST_TIMEOUT_S,
-    ) -> AsyncIterator["ApiResponse"]:
+    ) -> AsyncIterator["BoundedResponse"]:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_TIMEOUT_S)
@@ -325,8 +334,6 @@ class ApiClient:
     def _reaching(self, call: Call) -> Iterator[None]:
         """What goes wrong inside is told as an API server that cannot be reached."""
         import aiohttp
-
-        from streamrl_operator.kube.connections import OversizeError
 
         try:
             yield
@@ -350,7 +357,7 @@ def _reason(error: BaseException) -> str:
     inner = getattr(error, "os_error", None) or error
     if isinstance(inner, OSError) and inner.errno is not None and inner.errno in errno.errorcode:
         return os.strerror(inner.errno)  # asyncio puts the address where the words should be
-    return " ".join(str(inner).split()) or type(error).__name__
+    return one_line(inner)
 
 
 class ObjectNotFoundError(UserError):

@@ -8,19 +8,17 @@ was progress (`metrics/bubbles.py`). Nobody is ended for a stall.
 import asyncio
 import ipaddress
 import json
-import time
-import urllib.request
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.files import read_json
 from streamrl_cli.runner.folder import RunFolder
+from streamrl_pages.http_fetch import FetchError, fetch
 from streamrl_workers.metrics.jsonl import LineReader
 from streamrl_workers.metrics.logprob_diff import new_warnings
 from streamrl_workers.process.silences import PROCESS_FROZEN, Silence, silence_warnings
@@ -33,17 +31,6 @@ STATUS_TIMEOUT_S = 2.0
 """One read of the scheduler's numbers; a busy scheduler is asked again a second later."""
 _MOST_BYTES = 1 << 20
 """Of a page, as the operator reads it: it has some hundred bytes for each generator."""
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A scheduler sends nobody elsewhere; what is not one shall not either."""
-
-    def redirect_request(self, *_: object) -> None:
-        """Follow none."""
-
-
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
-"""`http_proxy` of the environment is for the world outside, not for the loopback address."""
 TRACKER_DOWN = "TrackerDown"
 """Type of a warning of the status: a tracker's process is not there."""
 STEPS_LONG = 3
@@ -266,23 +253,11 @@ def signals_address(folder: RunFolder) -> str | None:
 
 def fetch_from(address: str) -> Mapping[str, Any] | None:
     """The page of the scheduler at host:port; None: there is none."""
-    until_s = time.monotonic() + STATUS_TIMEOUT_S
     try:
-        with _DIRECT.open(f"http://{address}/numbers", timeout=STATUS_TIMEOUT_S) as reply:
-            page = json.loads(_body(reply, until_s=until_s))
-    except (OSError, ValueError, TypeError, HTTPException, RecursionError):
+        page = json.loads(fetch(address, "/numbers", timeout_s=STATUS_TIMEOUT_S, most_bytes=_MOST_BYTES))
+    except (FetchError, ValueError, RecursionError):
         return None
     return page if isinstance(page, dict) else None
-
-
-def _body(reply: HTTPResponse, *, until_s: float) -> bytes:
-    """All of it, if it is bounded in bytes and there in time."""
-    body = bytearray()
-    while chunk := reply.read1(1 << 16):
-        body += chunk
-        if len(body) > _MOST_BYTES or time.monotonic() > until_s:
-            raise ValueError("too long")
-    return bytes(body)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -9,8 +9,10 @@ with the standard library alone, so it depends on nothing of the operator that i
     check       the API server serves our kinds; an operator says that it leads and can do its work, or that another leads
 """
 
+import http.client
 import json
 import os
+import signal
 import ssl
 import sys
 import time
@@ -28,13 +30,54 @@ SERVED = {"rljobs", "rljobs/status", "generatorpools", "generatorpools/status", 
 POLL_S = 1.0
 """Between two looks at what is being waited for."""
 REQUEST_S = 15.0
-"""One request may take so long."""
+"""Deadline of one request and its whole answer."""
+MOST_BYTES = 2**25
+"""Maximum size of an answer: a page of `PAGE_OBJECTS` takes a few MB."""
+REASON_BYTES = 500
+"""Of a refusal that are read."""
+REDIRECT = 300
+"""Statuses from here on are no success."""
 READY_S = 60.0
 """`check` waits so long for the operator."""
 PAGE_OBJECTS = 250
 """Objects in one answer: a hundred jobs are a few MB."""
 NAMED = 10
 """So many jobs are named in an error."""
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: our token would go along."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Leave the answer as it is."""
+
+
+def ask(request: urllib.request.Request, tls: ssl.SSLContext | None = None) -> tuple[int, bytes]:
+    """Return status and body of the answer; all of it is there within `REQUEST_S`."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"no whole answer within {REQUEST_S:g} s")
+
+    opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=tls), NoRedirects)
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, REQUEST_S)
+    try:
+        with opener.open(request) as answer:
+            body = answer.read(MOST_BYTES + 1)
+            if len(body) > MOST_BYTES:
+                raise ValueError(f"the answer has more than {MOST_BYTES} bytes")
+            return answer.status, body
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read(REASON_BYTES)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def words(body: bytes) -> str:
+    """A refusal as text."""
+    return body.decode(errors="replace").strip()
 
 
 class Api:
@@ -54,12 +97,14 @@ class Api:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, method=method, data=data, headers=headers)  # noqa: S310 - always https
         try:
-            with urllib.request.urlopen(request, timeout=REQUEST_S, context=self._tls) as answer:  # noqa: S310 - as above
-                return dict(json.load(answer))
-        except urllib.error.HTTPError as error:
-            if error.code == 404:  # noqa: PLR2004 - HTTP's "not found"
+            status, body = ask(request, self._tls)
+            if status == 404:  # noqa: PLR2004 - HTTP's "not found"
                 return None
-            raise SystemExit(f"{method} {path}: {error.code} {error.read().decode(errors='replace')[:500]}") from error
+            if status >= REDIRECT:
+                raise SystemExit(f"{method} {path}: {status} {words(body)}")
+            return dict(json.loads(body))
+        except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
+            raise SystemExit(f"{method} {path}: {error or type(error).__name__}") from error
 
     def each(self, path: str, selector: str = "") -> Iterator[dict[str, Any]]:
         """All objects of a collection, page by page; none where the kind does not exist."""
@@ -172,12 +217,10 @@ def check() -> None:
 def unready(url: str) -> str:
     """What the page says if it does not answer with 200."""
     try:
-        with urllib.request.urlopen(url, timeout=REQUEST_S):  # noqa: S310 - the chart's own URL
-            return ""
-    except urllib.error.HTTPError as error:
-        return error.read().decode(errors="replace").strip()[:500] or str(error)
-    except OSError as error:
+        status, body = ask(urllib.request.Request(url))  # noqa: S310 - the chart's own URL
+    except (OSError, ValueError, http.client.HTTPException) as error:
         return f"no answer ({error})"
+    return "" if status < REDIRECT else words(body) or f"status {status}"
 
 
 def wait(deadline: float, what: str) -> None:

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from streamrl.errors import EXIT_FAULT
 from streamrl_operator.kube.kinds import CLUSTER, LEASE, Kind
+from streamrl_pages.http_fetch import retry_after_s
 
 _MOST_VALUES = 1_000_000
 """Of an answer of an API server: a full page of its largest objects has a fifth of it. A value takes up to 90 bytes once it is made."""
@@ -23,7 +24,7 @@ _MOST_PAGE_VALUES = 100_000
 """Of a pod's page: a thousand generators have a fifth of it."""
 _NOT_COUNTED = bytes(set(range(256)) - set(b'",[{'))
 _STRING = re.compile(rb'"[^"]*+"?+')
-_MOST_RETRY_AFTER_S = 300
+_MOST_RETRY_AFTER_S = 300.0
 _MOST_PROBLEM_CHARS = 200
 NAMES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Form of a list that has no more than the metadata of its objects."""
@@ -159,13 +160,6 @@ class Status(_Shape):
     def retry_after_s(self) -> float | None:
         """How long we are asked to wait; None: nothing is said."""
         return retry_after_s(str(self.details.retryAfterSeconds or "")) if self.details else None
-
-
-def retry_after_s(text: str | None) -> float | None:
-    """A header `Retry-After`, up to five minutes; None where it says no number of seconds."""
-    if not text or not (text.isascii() and text.isdigit()):
-        return None
-    return float(min(int(text[:9]), _MOST_RETRY_AFTER_S))
 
 
 def read_status(body: bytes) -> Status:
@@ -435,11 +429,12 @@ def from_status(what: str, status: int, reported: Status, *, retry_after_s: floa
     """The error that an answer other than 2xx stands for. `retry_after_s`: by its header."""
     message = " ".join((reported.message or "no message").split())
     is_broken = status >= SERVER_ERROR and not message.startswith(_NOT_IN_SCHEMA)
+    asked_s = reported.retry_after_s if retry_after_s is None else retry_after_s
     found = _BY_STATUS.get(status) or (UnavailableError if is_broken else RequestRefusedError)
     return found(
         what,
         status=status,
         reason=(reported.reason or "Error")[:_MAX_REASON_CHARS],
         message=message[:_MAX_MESSAGE_CHARS],
-        retry_after_s=reported.retry_after_s if retry_after_s is None else retry_after_s,
+        retry_after_s=None if asked_s is None else min(asked_s, _MOST_RETRY_AFTER_S),
     )

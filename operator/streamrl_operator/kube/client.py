@@ -1,6 +1,6 @@
 """The client of one API server. Every request of the operator goes through one of these.
 
-Owns: requests, translation of errors, the count of requests. Does not own: connections and the bounds of answers (`connections.py`),
+Owns: requests, translation of errors, the count of requests. Does not own: connections (`connections.py`), the bounds of answers (`streamrl_pages.http_client`),
 the shape of answers (`answers.py`), retries (the caller looks again after a while), caches (`cluster.py`). Objects are plain data.
 Deadlines: every request has one; a watch ends by itself and is begun again. Whatever is answered, callers see a `KubeError` or what
 they asked for.
@@ -20,9 +20,11 @@ import aiohttp
 from streamrl.errors import UserError
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import split_lines
-from streamrl_operator.kube.connections import ApiConnection, ApiResponse, OversizeError
+from streamrl_operator.kube.connections import ApiConnection
 from streamrl_operator.kube.kinds import ACCESS_REVIEW, SERVICE, Kind
 from streamrl_operator.kube.rest_config import RestConfig
+from streamrl_pages.http_client import BoundedResponse
+from streamrl_pages.http_fetch import OversizeError, one_line, retry_after_s
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +236,7 @@ class Client:
         query: Mapping[str, str] | None = None,
         data: bytes | None = None,
         content_type: str = _JSON,
-    ) -> AsyncIterator[ApiResponse]:
+    ) -> AsyncIterator[BoundedResponse]:
         """The answer to one request, if it is a good one; all else is one of our errors. `path`: as the connection takes it."""
         assert self._connection is not None, "Client is used outside of its `async with`"
         begun_s, status, what = time.monotonic(), 0, f"{verb} {path}"
@@ -249,7 +251,7 @@ class Client:
                         self.access.forget()
                     # A pod's words are its author's: they are not to stand in a status as ours.
                     reported = answers.read_status(b"" if verb == _PAGE else await _refusal(response))
-                    asked_s = answers.retry_after_s(response.headers.get("Retry-After"))
+                    asked_s = retry_after_s(response.headers.get("Retry-After"))
                     raise answers.from_status(what, status, reported, retry_after_s=asked_s)
                 yield response
         except TimeoutError:
@@ -262,8 +264,7 @@ class Client:
         except answers.MalformedError as error:
             raise answers.UnusableError(what, status=status, reason="BadAnswer", message=str(error)) from None
         except (aiohttp.ClientError, OSError) as error:
-            message = f"{type(error).__name__}: {error}"
-            raise answers.UnavailableError(what, status=status, reason="Unreachable", message=message) from None
+            raise answers.UnavailableError(what, status=status, reason="Unreachable", message=one_line(error)) from None
         finally:
             self.count(verb, kind.plural, status, time.monotonic() - begun_s)
 
@@ -282,7 +283,7 @@ _METHOD = {
 }
 
 
-async def _refusal(response: ApiResponse) -> bytes:
+async def _refusal(response: BoundedResponse) -> bytes:
     """The body of a refusal. One that is too long says nothing; what is refused is known all the same."""
     try:
         return await response.read()

@@ -27,8 +27,9 @@ from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import UnusableError
 from streamrl_operator.kube.cache import Reflector, log
 from streamrl_operator.kube.client import AGENT, REQUEST_TIMEOUT_S
-from streamrl_operator.kube.connections import MOST_BYTES, session
 from streamrl_operator.kube.kinds import RLJOB, Kind
+from streamrl_pages.http_client import MOST_BYTES, Session, session
+from streamrl_pages.http_fetch import one_line
 
 COMPARE_S = 1.0
 """After the first word that asks for a list: kopf's own come in pages, and doubts in bursts."""
@@ -108,7 +109,7 @@ class JobWatch(Reflector):
                 with runner:
                     runner.run(_join(serving))
             except BaseException as error:  # noqa: BLE001 - whatever ends it, it is begun again
-                why = f"{type(error).__name__}: {error}"
+                why = one_line(error)
             with contextlib.suppress(RuntimeError):  # our loop is closed: nobody waits
                 ours.call_soon_threadsafe(_settle, ended, why)
 
@@ -124,7 +125,7 @@ class JobWatch(Reflector):
 
     async def _serve(self, ours: asyncio.AbstractEventLoop) -> None:
         """kopf, in its own loop, until cancelled. It leaves its sessions open where it is cancelled."""
-        sessions: list[aiohttp.ClientSession] = []
+        sessions: list[Session] = []
         try:
             await kopf.operator(
                 registry=self._registry(ours, sessions),
@@ -137,9 +138,7 @@ class JobWatch(Reflector):
             for each in sessions:
                 await each.close()
 
-    def _registry(
-        self, ours: asyncio.AbstractEventLoop, sessions: list[aiohttp.ClientSession]
-    ) -> kopf.OperatorRegistry:
+    def _registry(self, ours: asyncio.AbstractEventLoop, sessions: list[Session]) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
 
         @kopf.on.login(registry=registry)
@@ -155,7 +154,7 @@ class JobWatch(Reflector):
 
         return registry
 
-    def _session(self, ours: asyncio.AbstractEventLoop) -> aiohttp.ClientSession:
+    def _session(self, ours: asyncio.AbstractEventLoop) -> Session:
         """Requests as our own client makes them: who we are is asked in our loop, and they are counted."""
         access = self.client.access
 
@@ -179,7 +178,7 @@ class JobWatch(Reflector):
             finally:
                 self.client.count(_verb(request), RLJOB.plural, status, time.monotonic() - begun_s)
 
-        return session(access, known, agent=AGENT, proxy=access.proxy)
+        return session(known, tls=access.tls, agent=AGENT, proxy=access.proxy)
 
     def _reported(self, event: kopf.RawEvent) -> None:
         """An event of kopf's; without a type it is an object of a list."""

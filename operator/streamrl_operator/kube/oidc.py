@@ -16,13 +16,13 @@ import aiohttp
 from pydantic import BaseModel, Field
 
 from streamrl.errors import UserError
-from streamrl_operator.kube.connections import OversizeError, environment_proxy, session
-from streamrl_operator.kube.rest_config import TOKEN_AGE_S, RestConfig
+from streamrl_operator.kube.rest_config import TOKEN_AGE_S
+from streamrl_pages.http_client import environment_proxy, session
+from streamrl_pages.http_fetch import OversizeError, one_line
 
 _TIMEOUT_S = 30.0
 _SKEW_S = 10.0
 """Between our clock and the API server's."""
-_ONCE: dict[str, Any] = {"allow_redirects": False, "raise_for_status": True}
 
 
 class Provider(BaseModel):
@@ -50,8 +50,9 @@ class Oidc:
     pause_s: ClassVar[float] = 5.0
     certificate: ClassVar[None] = None
 
-    def __init__(self, provider: Provider, *, tls: ssl.SSLContext) -> None:
+    def __init__(self, provider: Provider, *, tls: ssl.SSLContext, timeout_s: float = _TIMEOUT_S) -> None:
         self._provider = provider
+        self._timeout_s = timeout_s
         self._id_token, self._refresh_token = provider.id_token, provider.refresh_token
         self._tls = tls
 
@@ -67,12 +68,12 @@ class Oidc:
             raise self._failed("the ID token has ended, and there is no refresh-token")
         if left_s < TOKEN_AGE_S + _SKEW_S and self._refresh_token:
             try:
-                async with asyncio.timeout(_TIMEOUT_S):
+                async with asyncio.timeout(self._timeout_s):
                     found = await self._renewed()
             except TimeoutError:
-                raise self._failed(f"it took more than {_TIMEOUT_S:g} s") from None
+                raise self._failed(f"it took more than {self._timeout_s:g} s") from None
             except (aiohttp.ClientError, OSError) as error:
-                raise self._failed(f"{type(error).__name__}: {error}") from None
+                raise self._failed(one_line(error)) from None
             except (ValueError, OversizeError):
                 raise self._failed("its answer cannot be used") from None
             self._id_token, self._refresh_token = found.id_token, found.refresh_token or self._refresh_token
@@ -86,13 +87,13 @@ class Oidc:
             headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         else:
             form["client_id"] = given.client
-        issuer = RestConfig(server=given.issuer.rstrip("/"), tls=self._tls)
-        discovery = f"{issuer.server}/.well-known/openid-configuration"
-        async with session(issuer, agent="streamrl") as asked:
-            async with asked.get(discovery, proxy=environment_proxy(discovery), **_ONCE) as answer:
+        discovery = f"{given.issuer.rstrip('/')}/.well-known/openid-configuration"
+        async with session(tls=self._tls, agent="streamrl") as asked:
+            async with asked.get(discovery, proxy=environment_proxy(discovery), raise_for_status=True) as answer:
                 endpoint = _Endpoints.model_validate_json(await answer.read()).token_endpoint
             proxy = environment_proxy(endpoint)
-            async with asked.post(endpoint, data=form, headers=headers, proxy=proxy, **_ONCE) as answer:
+            once: dict[str, Any] = {"data": form, "headers": headers, "proxy": proxy, "raise_for_status": True}
+            async with asked.post(endpoint, **once) as answer:
                 return _Tokens.model_validate_json(await answer.read())
 
     def _failed(self, why: str) -> UserError:

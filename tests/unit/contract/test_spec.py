@@ -151,6 +151,10 @@ def test_errors_say_field_rule_value_and_remedy() -> None:
     assert str(UserError(field="a.b", rule="is required")) == "a.b: is required"
     assert len(shorten("x" * 1000)) == 120
     assert shorten("a\nb") == r"'a\nb'"
+    deep: list[object] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert shorten(deep) == "a list that is too long to show"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ with what it has left in its process group. Invariant: behind `close` none of th
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -26,8 +27,15 @@ _DIE_FIRST = "1000"
 """If memory runs out the kernel ends a helper rather than the process that it helps."""
 
 
-def begin_as_child() -> socket.socket:
-    """In a helper that is no more than that: its end of the socket. Standard output is standard error here: nothing gets between the frames."""
+def begin_as_child(*, most_bytes: int | None = None) -> socket.socket:
+    """In a helper that is no more than that: its end of the socket. Standard output is standard error here: nothing gets between the frames.
+
+    `most_bytes`: of memory that it, and each process that it starts, may write to; beyond it there is a `MemoryError`.
+    """
+    if most_bytes is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        wanted = most_bytes if hard == resource.RLIM_INFINITY else min(most_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
     control = socket.socket(fileno=int(sys.argv[1]))
     os.dup2(2, 1)
     log_to_stderr()

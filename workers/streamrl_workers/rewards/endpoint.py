@@ -7,13 +7,13 @@ pool holds. Invariants:
 - Each try waits for its turn, where there are `requestsPerMinute`; one process asks, so they are the job's. This wait is not
   counted. Its bound is `HttpReward.longest_turn_s`, as the pool has so few samples out.
 - Tried again: a refused or broken connection, status 429 and 5xx. Any other status but 2xx, and an answer that is no such
-  JSON, is a failure of the sample that names the status. Redirects are not followed, proxies of the environment not used.
+  JSON, is a failure of the sample that names the status.
+- An answer is bounded as all are (`streamrl_pages.http_fetch`). To refuse an encoded one is simpler than to decode it within a
+  bound and outside of the event loop, in which all other samples wait; and an answer is one number.
 - The token goes into the request's header alone: into no error, no log.
 """
 
 import asyncio
-import datetime
-import email.utils
 import json
 import os
 import random
@@ -26,16 +26,18 @@ from urllib.parse import urlsplit
 from streamrl.errors import UserError, shorten
 from streamrl.proto.literals import unmarked
 from streamrl.spec.tasks.rewards import HttpReward, JudgeChat
+from streamrl_pages.http_fetch import OversizeError, retry_after_s
 from streamrl_workers.rewards.base import Item, RewardContext, make_extract
 
 if TYPE_CHECKING:
-    import httpx
+    from streamrl_pages.http_client import Session
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
 MAX_ANSWER_BYTES = 1 << 20
 """An answer is one number; more is somebody else's page."""
 TOO_MANY_REQUESTS = 429
+_SUCCESSES, _SERVER_ERRORS = range(200, 300), range(500, 600)
 
 
 class EndpointError(RuntimeError):
@@ -53,11 +55,10 @@ class _TryAgainError(EndpointError):
 
 def create(options: HttpReward, *, context: RewardContext) -> "HttpEndpoint":
     """An endpoint that is asked by request. Raises `UserError` for an address without a host or a token that is not there."""
-    import httpx
-
     try:
-        host = urlsplit(options.url).hostname and httpx.URL(options.url).host
-    except (httpx.InvalidURL, ValueError) as error:
+        parts = urlsplit(options.url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
         raise UserError(field=f"{context.field}.url", rule=f"must be an address: {error}", got=options.url) from error
     if not host:
         raise UserError(field=f"{context.field}.url", rule="must name a host", got=options.url)
@@ -79,20 +80,11 @@ def _token(options: HttpReward, *, field: str) -> str | None:
     return token
 
 
-def _new_client(concurrency: int) -> "httpx.AsyncClient":
-    """Made before the processes fork, which is dear; connections are made by the requests."""
+def _trusted() -> ssl.SSLContext:
+    """Read whom we trust; before the processes fork, since it is dear."""
     import certifi
-    import httpx
 
-    trusted = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())
-    limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
-    return httpx.AsyncClient(
-        trust_env=False,
-        follow_redirects=False,
-        verify=trusted,
-        limits=limits,
-        timeout=None,  # noqa: S113 - `ask` has one for all tries together
-    )
+    return ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())
 
 
 class _Pace:
@@ -146,7 +138,8 @@ class HttpEndpoint:
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
         self._timeout_s = timeout_s
-        self._client = _new_client(options.concurrency)
+        self._trusted = _trusted()
+        self._session: Session | None = None
         self._pace = _Pace(options.requests_per_minute)
 
     def body(self, completion: str, item: Item) -> str:
@@ -169,7 +162,8 @@ class HttpEndpoint:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
 
     async def _ask(self, body: str, limit: asyncio.Timeout) -> object:
         if self._chat is not None:
@@ -192,36 +186,33 @@ class HttpEndpoint:
         raise AssertionError("the last try returns or raises")
 
     async def _try(self, body: str) -> object:
-        import httpx
+        import aiohttp
 
+        from streamrl_pages.http_client import BoundedResponse, EncodedError, session
+
+        if self._session is None:
+            self._session = session(tls=self._trusted, agent="streamrl", connections=self._options.concurrency)
+        limit = aiohttp.ClientTimeout(total=None)  # `ask` has one for all tries together
+        sent = self._session.post(self._options.url, data=body.encode("ascii"), headers=self._headers, timeout=limit)
         try:
-            async with self._client.stream(
-                "POST", self._options.url, content=body.encode("ascii"), headers=self._headers
-            ) as response:
-                return self._reward(_checked(response, answer=await _read(response)))
-        except httpx.TransportError as error:
+            async with sent as response:
+                assert isinstance(response, BoundedResponse), "the session makes no others"
+                answer = await response.at_most(MAX_ANSWER_BYTES).read()
+                after_s = retry_after_s(response.headers.get("Retry-After")) or 0.0
+                return self._reward(_checked(response.status, answer=answer, after_s=after_s))
+        except OversizeError as error:
+            raise EndpointError(f"status {response.status}: {error}") from None
+        except EncodedError as error:
+            raise EndpointError(str(error)) from None
+        except (aiohttp.ClientError, OSError) as error:
             raise _TryAgainError(f"the connection failed: {type(error).__name__}: {shorten(str(error))}") from error
-        except httpx.DecodingError as error:
-            raise EndpointError(f"the answer's encoding is broken: {shorten(str(error))}") from error
 
 
-async def _read(response: "httpx.Response") -> bytes:
-    parts = bytearray()
-    async for part in response.aiter_bytes():
-        parts += part
-        if len(parts) > MAX_ANSWER_BYTES:
-            raise EndpointError(f"status {response.status_code}: the answer has over {MAX_ANSWER_BYTES} bytes")
-    return bytes(parts)
-
-
-def _checked(response: "httpx.Response", *, answer: bytes) -> Any:  # noqa: ANN401 - JSON
+def _checked(status: int, *, answer: bytes, after_s: float) -> Any:  # noqa: ANN401 - JSON
     """What a good answer says."""
-    status = response.status_code
-    if status == TOO_MANY_REQUESTS or response.is_server_error:
-        raise _TryAgainError(
-            f"answered with status {status}", after_s=_retry_after_s(response.headers.get("retry-after"))
-        )
-    if not response.is_success:
+    if status == TOO_MANY_REQUESTS or status in _SERVER_ERRORS:
+        raise _TryAgainError(f"answered with status {status}", after_s=after_s)
+    if status not in _SUCCESSES:
         raise EndpointError(f"answered with status {status}")
     try:
         return json.loads(answer)
@@ -239,18 +230,3 @@ def _told_reward(value: Any) -> float:  # noqa: ANN401 - JSON
 def _wait_s(tries: int) -> float:
     """Twice as long each time, and not in step with the other processes."""
     return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**tries) * random.uniform(0.5, 1.0)
-
-
-def _retry_after_s(text: str | None) -> float:
-    """Seconds, or a date (RFC 9110, 10.2.3); 0 for anything else."""
-    if text is None:
-        return 0.0
-    if text.strip().isdecimal():
-        return float(text)
-    try:
-        date = email.utils.parsedate_to_datetime(text)
-    except ValueError:
-        return 0.0
-    if date.tzinfo is None:
-        date = date.replace(tzinfo=datetime.UTC)
-    return max(0.0, (date - datetime.datetime.now(datetime.UTC)).total_seconds())

@@ -1,5 +1,6 @@
 """The rewards by the key that users write, and the parts of one job's reward."""
 
+import contextlib
 import math
 import numbers
 from collections.abc import Callable, Sequence
@@ -48,8 +49,9 @@ class Part:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, numbers.Real) and math.isfinite(value):
-        return float(value)
+    with contextlib.suppress(OverflowError):  # an integer that no float holds
+        if isinstance(value, numbers.Real) and math.isfinite(value):
+            return float(value)
     raise BadValueError(f"must return a finite number, got {shorten(value)} ({type(value).__name__})")
 
 

@@ -16,6 +16,7 @@ import resource
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError
@@ -204,6 +205,9 @@ async def _ask_endpoints(connection: socket.socket, parts: Sequence[Sequence[Par
         while (message := await frames.read(limit_s=framing.FOREVER_S)) is not None:
             number, (task, body) = message
             asking.create_task(_ask(number, body, parts=parts[task], transport=transport), name=f"ask-{number}")
+    for part in chain.from_iterable(parts):
+        assert part.endpoint is not None, "only such parts are asked here"
+        await part.endpoint.close()
     return 0
 
 

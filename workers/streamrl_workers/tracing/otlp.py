@@ -12,7 +12,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -40,7 +42,17 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
     """To this address; headers and certificates by OpenTelemetry's own environment variables."""
     own = logging.getLogger("opentelemetry")
     own.setLevel(logging.CRITICAL)  # it warns of each repetition; what is lost is told here
-    return OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S)
+    return OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S, session=_HeadsOnly())
+
+
+class _HeadsOnly(requests.Session):
+    """Takes the head of an answer, whose status says all, and never its body: that may have any length."""
+
+    def request(self, *args: Any, **options: Any) -> requests.Response:  # noqa: ANN401 - as requests has them
+        response = super().request(*args, **{**options, "stream": True, "allow_redirects": False})
+        response.close()
+        response._content = b""
+        return response
 
 
 class SpanSender:

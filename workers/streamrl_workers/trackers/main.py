@@ -36,13 +36,15 @@ from streamrl_workers.trackers.feed import TrackerFeed
 from streamrl_workers.trackers.registry import Outcome, TrackedRun, TrackerRun, open_run
 
 MOST_ERROR_CHARS = 300
+MOST_MEMORY_BYTES = 2 * 2**30
+"""Of a tracker's process: its package reads what a server answers, however much that is."""
 
 log = logging.getLogger("streamrl.trackers")
 
 
 def main() -> int:
     """Serve the scheduler until it is gone; the exit code."""
-    control = begin_as_child()
+    control = begin_as_child(most_bytes=MOST_MEMORY_BYTES)
     frame = framing.receive(control)
     if frame is None:
         return EXIT_DONE

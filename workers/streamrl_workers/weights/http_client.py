@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead, NotConnected
+from time import monotonic
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_pages.http_fetch import BoundedReader, OversizeError
 from streamrl_workers.stream.auth import Role, identity_in
 from streamrl_workers.stream.tls import Tls, peer_names
 from streamrl_workers.weights.http_server import CLUSTER_HEADER, MARK_HEADER, content_path, keep_alive, versions_path
@@ -33,7 +35,7 @@ from streamrl_workers.weights.source import (
 _CONNECT_TIMEOUT_S = 5.0
 """Of one attempt, the handshake not included."""
 _STALL_TIMEOUT_S = 20.0
-"""Without a byte for so long, the connection is given up."""
+"""Without a byte for so long, the connection is given up; the head of an answer is whole by then."""
 _MANIFEST_BYTES = 2**28
 """Longest manifest: of two million tensors."""
 _REASON_BYTES = 1000
@@ -42,6 +44,8 @@ _TOLD_BYTES = 2**20
 """Bytes that have arrived are told of in such portions."""
 _RANGE = re.compile(r"bytes (\d{1,20})-(\d{1,20})/(\d{1,20})")
 _MARK = re.compile(r"\d{1,20}")
+_HEAD_BYTES = 2**13
+"""Maximum size of an answer's head, and of a refusal's text: read byte by byte, it takes tens of milliseconds."""
 
 _T = TypeVar("_T")
 
@@ -106,7 +110,7 @@ class HttpSource:
             return await asyncio.shield(future)
         except (OSError, NotConnected, IncompleteRead) as error:
             raise SourceBrokenError(_reason(error)) from None
-        except HTTPException as error:
+        except (HTTPException, OversizeError) as error:
             raise SourceRefusedError(f"this is no server of weights: {_reason(error)[:_REASON_BYTES]}") from None
         except asyncio.CancelledError:
             future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody wants to know
@@ -127,10 +131,9 @@ class HttpSource:
             size = response.length
             if size is None or size > _MANIFEST_BYTES:
                 raise SourceRefusedError(f"a manifest of {size} bytes")
-            body = memoryview(bytearray(size))
-            self._receive(body)
+            body = self._received(size)
         try:
-            return pb.Manifest.FromString(bytes(body))
+            return pb.Manifest.FromString(body)
         except DecodeError:
             raise SourceRefusedError(f"{size} bytes that are no manifest") from None
 
@@ -160,6 +163,7 @@ class HttpSource:
         self._http.request("GET", path, headers={**self._headers, **headers})
         with self._http.getresponse() as response:
             if response.status in (200, 206):
+                self._socket.settimeout(_STALL_TIMEOUT_S)
                 yield response
                 return
             reason = response.read(_REASON_BYTES).decode(errors="replace")
@@ -174,10 +178,12 @@ class HttpSource:
             raise SourceWaitingError(int(mark))
         raise SourceBrokenError(f"{response.status}: {reason}")
 
-    def _receive(self, memory: memoryview) -> None:
-        have = 0
-        while have < len(memory):
-            have += self._receive_some(memory[have:])
+    def _received(self, size: int) -> bytes:
+        """All bytes of a body; memory is taken as they arrive, not as they are announced."""
+        body, part = bytearray(), memoryview(bytearray(_TOLD_BYTES))
+        while len(body) < size:
+            body += part[: self._receive_some(part[: size - len(body)])]
+        return bytes(body)
 
     def _receive_some(self, memory: memoryview) -> int:
         count = self._socket.recv_into(memory)
@@ -187,12 +193,17 @@ class HttpSource:
 
 
 class _Unbuffered(HTTPResponse):
-    """Takes no byte behind the head: the body is received where it stays, and what has arrived is known when the connection breaks."""
+    """Takes no byte behind the head: the body is received where it stays, and what has arrived is known when the connection breaks.
+
+    The head, and the text of a refusal, have one deadline and a bound: they may not arrive byte by byte for as long as a pull lasts.
+    """
 
     def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as http.client has it
         super().__init__(sock, *args, **options)
         self.fp.close()
-        self.fp = sock.makefile("rb", buffering=0)  # type: ignore[assignment] # it is read by `readline` alone
+        until_s = monotonic() + _STALL_TIMEOUT_S
+        reader = BoundedReader(sock, until_s=until_s, most_bytes=_HEAD_BYTES)
+        self.fp = reader  # type: ignore[assignment] # it is read by `readline` alone
 
 
 class _Http(HTTPConnection):
@@ -244,5 +255,5 @@ def _check_role(connection: ssl.SSLSocket, *, role: Role, tls: Tls) -> None:
         )
 
 
-def _reason(error: OSError | HTTPException) -> str:
+def _reason(error: OSError | HTTPException | OversizeError) -> str:
     return str(error) or type(error).__name__

@@ -19,8 +19,9 @@ from aiohttp.test_utils import TestServer
 
 from streamrl.errors import UserError
 from streamrl_operator.kube import credentials, kubeconfig
-from streamrl_operator.kube.connections import ApiConnection, session
+from streamrl_operator.kube.connections import ApiConnection
 from streamrl_operator.kube.rest_config import RestConfig
+from streamrl_pages.http_client import session
 from support.certificates import Authority
 from support.connect_proxy import ConnectProxy
 from support.oidc_issuer import OidcIssuer
@@ -383,7 +384,7 @@ async def test_a_session_of_others_goes_the_same_way(tmp_path: Path) -> None:
             return await handler(request)
 
         async with (
-            session(found, named, agent="test", proxy=found.proxy) as made,
+            session(named, tls=found.tls, agent="test", proxy=found.proxy) as made,
             made.get(f"{found.server}/b") as answer,
         ):
             assert json.loads(await answer.read())["path"] == "/b"

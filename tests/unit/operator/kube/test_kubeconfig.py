@@ -304,11 +304,10 @@ import asyncio, socket, sys
 for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT"):
     if hasattr(socket, option):
         delattr(socket, option)
-from streamrl_operator.kube.rest_config import RestConfig
-from streamrl_operator.kube.connections import session
+from streamrl_pages.http_client import session
 
 async def main(server):
-    async with session(RestConfig(server=server, tls=None), agent="test") as made, made.get(server) as answer:
+    async with session(tls=None, agent="test") as made, made.get(server) as answer:
         print(await answer.read())
 
 asyncio.run(main(sys.argv[1]))

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import subprocess
+import sys
 from typing import NoReturn
 
 import pytest
@@ -67,3 +68,20 @@ async def test_frames_for_one_that_is_gone_are_left_out_without_a_word(caplog: p
     framing.send(transport, "late")
     transport.abort()
     assert caplog.messages == []
+
+
+GREEDY = """
+import socket, sys
+from streamrl_workers.process.child import begin_as_child
+ours, theirs = socket.socketpair()
+sys.argv = ["helper", str(theirs.detach())]
+begin_as_child(most_bytes=2**28)
+try:
+    bytearray(2**29)
+except MemoryError:
+    sys.exit(7)
+"""
+
+
+def test_one_with_a_bound_of_memory_gets_no_more() -> None:
+    assert subprocess.run([sys.executable, "-c", GREEDY], timeout=60, check=False).returncode == 7

@@ -1,6 +1,7 @@
 """`http` against a real server that is good, slow, hanging, refusing, wrong or flapping."""
 
 import asyncio
+import gzip
 import json
 import socket
 import threading
@@ -20,6 +21,7 @@ from streamrl_workers.rewards.base import Item
 from streamrl_workers.rewards.endpoint import EndpointError
 from streamrl_workers.rewards.registry import BadValueError, Part, make_parts
 from support.endpoints import Answer, say, serving
+from support.memory import memory_limit
 from support.task_jobs import make_task
 
 LIMIT_S = 60.0
@@ -166,7 +168,7 @@ async def test_it_waits_as_long_as_it_is_told_and_not_beyond_its_time() -> None:
         (200, '{"reward": true}', "must be"),
         (200, '{"reward": null}', "must be"),
         (200, "[" * 100_000, "no JSON"),
-        (200, "x" * 3_000_000, "has over 1048576 bytes"),
+        (200, "x" * 3_000_000, "it has more than 1048576 bytes"),
     ],
 )
 async def test_a_wrong_answer_is_a_failure_that_names_the_status_and_is_not_asked_again(
@@ -178,6 +180,34 @@ async def test_a_wrong_answer_is_a_failure_that_names_the_status_and_is_not_aske
         assert text in str(caught.value)
         assert len(str(caught.value)) < 300
         assert len(endpoint.bodies) == 1
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "gzip, gzip", "deflate", "x-none"])
+async def test_an_encoded_answer_is_refused_and_never_unpacked(encoding: str) -> None:
+    """Packed twice, kilobytes become gigabytes: the reader has 256 MiB more than it takes by now."""
+    packed = gzip.compress(gzip.compress(bytes(2**29), compresslevel=1)) if "," in encoding else b"x"
+
+    def pack(handler: BaseHTTPRequestHandler, _: int) -> None:
+        handler.send_response(200)
+        handler.send_header("content-encoding", encoding)
+        handler.send_header("content-length", str(len(packed)))
+        handler.end_headers()
+        handler.wfile.write(packed)
+
+    with serving(pack) as endpoint, memory_limit(2**28):
+        with pytest.raises(EndpointError, match=f"status 200: it is encoded as '{encoding}'"):
+            await value(part(endpoint.url))
+        assert endpoint.headers[0]["accept-encoding"] == "identity"
+
+
+FAR = ["Fri, 01 Jan 99999999999999999999 00:00:00 GMT", "Fri, 01 Jan 2100 00:00:00 +99999999999", "-5", "NaN"]
+
+
+@pytest.mark.parametrize("retry_after", [*FAR, "9" * 400, "1e400", "²", "Fri, 31 Dec 0001 00:00:00 +2359", ""])
+async def test_a_wait_that_is_none_is_no_exception(retry_after: str) -> None:
+    text = r"answered with status 503(, after 2 tries|; no time is left)"
+    with serving(always(503, retry_after=retry_after)) as endpoint, pytest.raises(EndpointError, match=text):
+        await value(part(endpoint.url, retries=1))
 
 
 def completion(text: object) -> str:
@@ -217,7 +247,7 @@ def test_a_pattern_that_is_none_is_the_users_error() -> None:
         part("http://judge", chat={**CHAT, "pattern": "("})
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400])
 async def test_a_number_that_is_none_is_a_bad_value(number: str) -> None:
     with serving(always(200, f'{{"reward": {number}}}')) as endpoint, pytest.raises(BadValueError, match="finite"):
         await value(part(endpoint.url))
@@ -238,7 +268,7 @@ async def test_a_refused_connection_is_tried_again_and_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/"
-        with pytest.raises(EndpointError, match=r"the connection failed: ConnectError.*after 2 tries"):
+        with pytest.raises(EndpointError, match=r"the connection failed: ClientConnectorError.*after 2 tries"):
             await value(part(url, retries=1))
 
 

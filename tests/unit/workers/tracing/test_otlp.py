@@ -1,9 +1,11 @@
 """Sending: bounded, counted, and without a wait for who puts."""
 
+import contextlib
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
@@ -13,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from streamrl_workers.tracing import otlp
 from streamrl_workers.tracing.otlp import SpanSender
 from streamrl_workers.tracing.spans import SpanTree, TraceSpan, root_of
+from support.memory import memory_limit
 
 
 def spans(count: int) -> list[TraceSpan]:
@@ -52,6 +55,30 @@ def test_a_tree_arrives_as_it_was_put() -> None:
     assert {span.parent.span_id for span in others if span.parent} == {root.context.span_id}
     assert {span.status.description for span in others} == {"lost"}
     assert len({span.context.span_id for span in (root, *others)}) == 3
+
+
+def test_an_answer_without_end_is_not_read() -> None:
+    class Endless(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    self.wfile.write(bytes(2**20))
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/v1/traces"
+        sender = SpanSender(otlp.otlp_exporter(address), endpoint=address, common={})
+        sender.put(spans(3))
+        with memory_limit(2**28):
+            sender.close()
+        server.shutdown()
+    assert (sender.sent, sender.lost) == (3, 0)
 
 
 def test_what_does_not_fit_is_lost_and_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
