@@ -16,7 +16,7 @@ LONGEST_S = 60.0
 """Between two reconciles of a job that fails."""
 BURST, REFILL_S = 40.0, 2.0
 """So many reconciles of one job may follow each other at once, and one more each `REFILL_S`: whatever fights with us over an object, or
-changes without end, does not make us hot."""
+changes without end, does not make us hot. What the job's owner asks for has a budget of its own, so that a fight delays no wish."""
 
 
 @dataclass(slots=True)
@@ -30,8 +30,8 @@ class WorkQueue:
     _working: dict[Key, float | None] = field(default_factory=dict)
     """Job in work -> when it became due again meanwhile."""
     _failures: dict[Key, int] = field(default_factory=dict)
-    _budgets: dict[Key, tuple[float, float]] = field(default_factory=dict)
-    """Job -> (reconciles left, when that was)."""
+    _budgets: dict[tuple[Key, bool], tuple[float, float]] = field(default_factory=dict)
+    """Job, and whether its owner asks -> (reconciles left, when that was)."""
     _stirred: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, key: Key, is_asked: bool = False) -> None:  # noqa: FBT001, FBT002 - as a store calls it
@@ -39,14 +39,17 @@ class WorkQueue:
 
         A change during the reconcile after such a pause counts: that reconcile may be the one that succeeds, and was too early to see it.
         """
+        if is_asked or key in self._working or not self._failures.get(key):
+            self.add_after(key, SETTLE_S + max(0.0, 1.0 - self._budget_left(key, is_asked=is_asked)) * REFILL_S)
         if is_asked:
-            self.add_after(key, SETTLE_S)
-        elif key in self._working or not self._failures.get(key):
-            self.add_after(key, SETTLE_S + max(0.0, 1.0 - self._budget_left(key)) * REFILL_S)
+            self._spend(key, is_asked=True)
 
-    def _budget_left(self, key: Key) -> float:
-        left, at_s = self._budgets.get(key, (BURST, 0.0))
+    def _budget_left(self, key: Key, *, is_asked: bool) -> float:
+        left, at_s = self._budgets.get((key, is_asked), (BURST, 0.0))
         return min(BURST, left + (self.clock() - at_s) / REFILL_S)
+
+    def _spend(self, key: Key, *, is_asked: bool) -> None:
+        self._budgets[key, is_asked] = (max(0.0, self._budget_left(key, is_asked=is_asked) - 1.0), self.clock())
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Look at it so long from now, or earlier if that is planned already."""
@@ -70,7 +73,7 @@ class WorkQueue:
                 _, key = heapq.heappop(self._calendar)
                 del self._due[key]
                 self._working[key] = None
-                self._budgets[key] = (max(0.0, self._budget_left(key) - 1.0), now_s)
+                self._spend(key, is_asked=False)
                 return key
             self._stirred.clear()
             wait_s = self._calendar[0][0] - now_s if self._calendar else None
@@ -105,7 +108,8 @@ class WorkQueue:
 
     def forget(self, key: Key) -> None:
         """The job is gone."""
-        self._budgets.pop(key, None)
+        for is_asked in (False, True):
+            self._budgets.pop((key, is_asked), None)
 
     def depth(self) -> int:
         """Jobs that are due and wait for a worker."""

@@ -1,5 +1,6 @@
 """The operator as a real process against a test cluster, and what a test asks about it."""
 
+import os
 import subprocess
 import sys
 import urllib.error
@@ -116,6 +117,13 @@ class Operator:
     def runs(self) -> bool:
         """Whether it runs."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def resident_bytes(self) -> int:
+        """Its memory."""
+        assert self._process is not None
+        pages = Path(f"/proc/{self._process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
     def page(self, name: str) -> tuple[int, str]:
         """(status, text) of a page; status 0: nobody answers."""

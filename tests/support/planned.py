@@ -18,7 +18,7 @@ _POD = {
     "image": "registry.example/trainer:7",
     "imagePullPolicy": "Always",
     "imagePullSecrets": ["registry"],
-    "labels": {"team": "gpus", "streamrl.io/job": "not-ours"},
+    "labels": {"team": "gpus"},
     "annotations": {"example.com/team": "a", "kubectl.kubernetes.io/default-container": "none"},
     "nodeSelector": {"gpu": "h200"},
     "tolerations": [{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}],

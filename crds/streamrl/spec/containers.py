@@ -4,9 +4,10 @@ Owns shape, bounds and what is refused of them. Of added containers only that is
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from itertools import product
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from streamrl import names
 from streamrl.spec.base import NAME_PATTERN, FieldRule, OneOf, Piece, SpecModel, map_by
@@ -177,6 +178,16 @@ class ExtraPort(SpecModel):
     )
 
 
+_HANDLERS = ("livenessProbe", "readinessProbe", "startupProbe", "postStart", "preStop")
+"""What the kubelet asks over the network in a container's name."""
+
+
+def _mapping(piece: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
+    """Return the mapping at `key` of a piece that is as its writer left it; without one an empty mapping."""
+    found = (piece or {}).get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
 class ExtraContainer(SpecModel):
     """A container as in a Pod: image, command, args, env, resources, probes and the like."""
 
@@ -191,6 +202,15 @@ class ExtraContainer(SpecModel):
     )
     ports: tuple[ExtraPort, ...] = Field(default=(), max_length=16, description="Its ports.")
     security_context: ContainerSecurity | None = Field(default=None, description="As far as it may choose.")
+
+    @model_validator(mode="after")
+    def _probes_stay_in_the_pod(self) -> Self:
+        """Check what an API server cannot: its rules do not see into free-form pieces."""
+        pieces = {**(self.model_extra or {}), **_mapping(self.model_extra, "lifecycle")}
+        for name, way in product(_HANDLERS, ("httpGet", "tcpSocket")):
+            if host := _mapping(_mapping(pieces, name), way).get("host"):
+                raise ValueError(f"host of {name}.{way} must be absent: Pod Security 'restricted', got {host}")
+        return self
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(

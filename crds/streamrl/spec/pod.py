@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
+from streamrl import API_GROUP
 from streamrl.names import LABEL_QUEUE
 from streamrl.spec.base import FieldRule, OneOf, Piece, SpecModel, demand_different, map_by, repeated
 from streamrl.spec.containers import EnvFrom, EnvVar, ExtraContainer, MainResources, Resources
@@ -18,6 +19,54 @@ from streamrl.spec.volumes import ObjectName, Volume, VolumeMount, WeightCacheSp
 LABEL_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 LabelValue = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
 Text = Annotated[str, StringConstraints(max_length=4096)]
+
+OTHER_NETWORKS = ("k8s.v1.cni.cncf.io/", "v1.multus-cni.io/", "networking.gke.io/")
+"""Beginnings of annotations that give a pod further networks, which NetworkPolicies do not see: for namespaces with the node's network."""
+
+
+def _without_keys(fields: tuple[str, ...], prefixes: tuple[str, ...], why: str) -> FieldRule:
+    """Return the rule that no key of these mappings begins so."""
+
+    def found(pod: "Pod") -> str:
+        return next((key for field in fields for key in getattr(pod, field) if key.startswith(prefixes)), "")
+
+    message = f"{' and '.join(fields)} must not have keys of {', '.join(prefixes)}: {why}"
+    cel = " && ".join(f"{list(prefixes)}.all(p, !self.{field}.exists(k, k.startsWith(p)))" for field in fields)
+    return FieldRule(message, cel, found)
+
+
+METADATA_RULES = (
+    _without_keys(
+        ("labels", "annotations"),
+        (f"{API_GROUP}/",),
+        "the operator finds its pods by those; use a prefix of your own",
+    ),
+    _without_keys(
+        ("labels", "annotations"),
+        (f"{LABEL_QUEUE.partition('/')[0]}/",),
+        "Kueue would admit each pod by itself; for a queue use metadata.labels of the job",
+    ),
+    _without_keys(
+        ("annotations",),
+        (
+            "container.apparmor.security.beta.kubernetes.io/",
+            "container.seccomp.security.alpha.kubernetes.io/",
+            "seccomp.security.alpha.kubernetes.io/",
+            "security.alpha.kubernetes.io/",
+        ),
+        "the operator sets the profiles of Pod Security 'restricted'; for others use a policy of the cluster",
+    ),
+    _without_keys(
+        ("annotations",),
+        (
+            *("io.kubernetes.cri", "run.oci.", "cdi.k8s.io/"),
+            *("cdi-devices.noderesource.dev/", "devices.noderesource.dev/", "mounts.noderesource.dev/"),
+            *("cdi-devices.nri.io/", "devices.nri.io/", "mounts.nri.io/"),
+        ),
+        "they ask the node's container runtime for devices and files past Pod Security; use resources or resourceClaims",
+    ),
+)
+"""What labels and annotations must not loosen: the one list. Keys that webhooks read are no part of it, since Pod Security checks what those make."""
 
 
 class ServiceAccount(SpecModel):
@@ -175,11 +224,7 @@ class Pod(SpecModel):
         "nodeName": "the cluster's scheduler places the pods; use nodeSelector",
     }
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
-        FieldRule(
-            f"labels must not have {LABEL_QUEUE}: Kueue would admit each pod by itself; a queue stands in metadata.labels of the job",
-            f"!('{LABEL_QUEUE}' in self.labels)",
-            lambda pod: LABEL_QUEUE in pod.labels,
-        ),
+        *METADATA_RULES,
         FieldRule(
             "volumeMounts must name volumes of this pod",
             "self.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name)) && "

@@ -16,7 +16,7 @@ from streamrl.errors import UserError, UserErrors
 from streamrl.spec import RLJob, parse_job
 from streamrl.spec.base import minimal
 from streamrl.spec.parse import parse_document
-from streamrl.spec.pod import Pod, RLJobDefaultsSpec, TrainerPod
+from streamrl.spec.pod import OTHER_NETWORKS, Pod, RLJobDefaultsSpec, TrainerPod
 from streamrl.spec.schema import children, plain_schema
 from streamrl_operator.planning.values import PlanningSettings
 
@@ -110,6 +110,9 @@ def refused_here(job: RLJob, *, namespace: str, settings: PlanningSettings) -> l
         pods.append((f"{_AGENT_POOL}.pod", job.spec.agent_pool.pod))
     asked = [(f"{field}.hostNetwork", pod.host_network) for field, pod in pods]
     asked += [(f"{field}.securityContext.capabilities.add", pod.locks_memory) for field, pod in pods]
+    asked += [
+        (f"{field}.annotations.{key}", key.startswith(OTHER_NETWORKS)) for field, pod in pods for key in pod.annotations
+    ]
     rule = f"is refused: the administrator does not allow it in namespace {namespace}"
     fix = "use resources or resourceClaims of a device plugin, or ask for the chart's rdmaNamespaces"
     return [UserError(field=field, rule=rule, fix=fix) for field, is_asked in asked if is_asked]

@@ -293,6 +293,25 @@ def test_one_that_changes_without_end_is_looked_at_less_and_less_often(queue: Wo
     assert due(queue) == [A]
 
 
+def test_an_owner_who_changes_the_spec_without_end_is_looked_at_less_and_less_often(
+    queue: WorkQueue, clock: FakeClock
+) -> None:
+    """100 edits a second were ten looks a second, each with its writes; the other jobs waited for a worker meanwhile."""
+    looks = 0
+    while clock.now_s < 600:
+        queue.add(A, True)
+        for key in due(queue):
+            looks += 1
+            queue.add(key, True)
+            queue.done(key, requeue_after_s=None)
+        clock.now_s += 0.01
+    assert BURST / 10 <= looks <= BURST + 600 / REFILL_S + 1
+    clock.now_s += BURST * REFILL_S
+    queue.add(A, True)
+    clock.now_s += SETTLE_S
+    assert A in due(queue)
+
+
 async def test_a_waiter_is_woken_by_a_change_and_by_time() -> None:
     queue = WorkQueue(clock=asyncio.get_running_loop().time)
     waiter = asyncio.ensure_future(queue.get())

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from streamrl import API_GROUP, names
+from streamrl import names
 from streamrl.spec.containers import Resources
 from streamrl.spec.pod import Pod
 from streamrl_operator.planning.objects.containers import Container, as_given, build, extra
@@ -161,14 +161,9 @@ def shared_memory() -> Built:
 def _metadata(template: Template, *, labels: Mapping[str, str], placement: PodPlacement) -> Built:
     ours = {DEFAULT_CONTAINER: template.main.name, **template.annotations}
     return {
-        "labels": {**_theirs(template.pod.labels), **placement.labels, **labels},
-        "annotations": {**_theirs(template.pod.annotations), **placement.annotations, **ours},
+        "labels": {**template.pod.labels, **placement.labels, **labels},
+        "annotations": {**template.pod.annotations, **placement.annotations, **ours},
     }
-
-
-def _theirs(given: Mapping[str, str]) -> dict[str, str]:
-    """Without names of our own group: by those pods are found."""
-    return {key: value for key, value in given.items() if not key.startswith(f"{API_GROUP}/")}
 
 
 def _security(*, sets_user: bool) -> Built:

@@ -1,6 +1,7 @@
 """What jobs inherit from administrators: which word counts, where it is from, and what is told of a mistake."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -179,6 +180,21 @@ def test_defaults_that_do_not_go_with_a_job_are_told() -> None:
         UserErrors, match=rf"spec.trainer.pod: with {NAMESPACE}: names of initContainers and containers"
     ):
         inherit(job({"initContainers": [sidecar]}), layers)
+
+
+def test_another_network_is_for_the_same_namespaces() -> None:
+    """NetworkPolicies see neither."""
+    given = job({"annotations": {"k8s.v1.cni.cncf.io/networks": "rdma-net", "team": "a"}})
+    fields = [one.field for one in refused_here(given, namespace="team-a", settings=SETTINGS)]
+    assert fields[0] == "spec.trainer.pod.annotations.k8s.v1.cni.cncf.io/networks"
+    assert len(fields) == 4
+    assert refused_here(given, namespace="team-a", settings=replace(SETTINGS, rdma_namespaces=("team-a",))) == []
+
+
+def test_defaults_of_an_administrator_keep_the_same_rules() -> None:
+    annotations = {"container.apparmor.security.beta.kubernetes.io/trainer": "unconfined"}
+    with pytest.raises(UserErrors, match=rf"{NAMESPACE}: spec.pod: annotations must not have keys of"):
+        inherit(job(), read_layers(write_layers({NAMESPACE: {"pod": {"annotations": annotations}}})))
 
 
 def test_the_nodes_network_is_for_some_namespaces() -> None:

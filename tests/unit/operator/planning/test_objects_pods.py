@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamrl import keys, names
+from streamrl.errors import UserErrors
 from streamrl.spec import parse_job
 from streamrl.spec.containers import EnvVar
 from streamrl_operator.planning.objects.containers import merged_environment
@@ -261,6 +262,25 @@ def test_the_check_of_restricted_sees_what_is_wrong() -> None:
     ]
 
 
+PROBE = {"httpGet": {"host": "169.254.169.254", "port": 80}}
+
+
+@pytest.mark.parametrize(
+    ("piece", "where"),
+    [
+        ({"readinessProbe": PROBE}, "readinessProbe.httpGet"),
+        ({"livenessProbe": {"tcpSocket": {"host": "db", "port": 1}}}, "livenessProbe.tcpSocket"),
+        ({"lifecycle": {"preStop": PROBE}}, "preStop.httpGet"),
+    ],
+)
+def test_a_probe_asks_its_own_pod_alone(piece: dict[str, Any], where: str) -> None:
+    """Since 1.34 Pod Security refuses a host in what the kubelet asks."""
+    document = full_document()
+    document["spec"]["trainer"]["pod"] = {"containers": [{"name": "a", "image": "i", **piece}]}
+    with pytest.raises(UserErrors, match=rf"containers\[0\]: host of {where} must be absent"):
+        parse_job(document)
+
+
 WORDS = st.text("abcdefgh", min_size=1, max_size=6)
 SOURCES = st.sampled_from(
     [
@@ -271,7 +291,9 @@ SOURCES = st.sampled_from(
     ]
 )
 PATHS = st.sampled_from(["/tmp", "/data", "/dev/shm", "/var/lib/x", "/etc/ssl", "/home/x"])
-LABELS = st.dictionaries(st.sampled_from([names.LABEL_JOB, names.LABEL_ROLE, names.LABEL_POOL, "team"]), WORDS)
+LABELS = st.dictionaries(
+    st.sampled_from([names.LABEL_NAME, names.LABEL_INSTANCE, names.LABEL_MANAGED_BY, "team"]), WORDS
+)
 
 
 @st.composite
@@ -300,11 +322,7 @@ def test_no_change_of_a_job_touches_what_is_protected(pod: dict[str, Any]) -> No
         assert violations(template["spec"]) == []
         for key in ("securityContext", "serviceAccountName", "automountServiceAccountToken"):
             assert template["spec"][key] == plain[name]["spec"][key]
-        ours = plain[name]["metadata"]["labels"].items()
-        given = {
-            (key, value) for key, value in template["metadata"]["labels"].items() if key.startswith("streamrl.io/")
-        }
-        assert given == {(key, value) for key, value in ours if key.startswith("streamrl.io/")}
+        assert plain[name]["metadata"]["labels"].items() <= template["metadata"]["labels"].items()
         for mine, theirs in zip(containers(plain[name]), containers(template), strict=True):
             assert protected(mine) == protected(theirs)
 
