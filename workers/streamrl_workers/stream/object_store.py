@@ -3,7 +3,8 @@
 Owns: which URLs are taken, objects, copies of directories and files, and what the libraries raise. Does not own what they mean.
 
 An object is written whole or not at all. No object store can rename. A folder is whole when its *commit object* is there: `upload` writes it last, `remove` takes it away first.
-Invariant: a folder with its commit object holds the others as they were written, whenever a writer is killed. One writer a folder.
+Invariants: a folder with its commit object holds the others as they were written, whenever a writer is killed. One writer a folder.
+What the store says that it has taken is asked for its size before anything relies on it; a copy has the sizes, and is of the versions, that the store names.
 Waits for: the store, with the deadlines and retries of its library. Credentials are the library's: environment, account, or instance.
 """
 
@@ -27,6 +28,8 @@ _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCred
 """Of botocore and google-auth."""
 _PASSING = ("ExpiredToken", "RequestTimeTooSkewed")
 """Codes of S3 that s3fs tells as a right that is missing."""
+_CORRUPT = ("FlexibleChecksumError", "ChecksumError")
+"""Of botocore and gcsfs: bytes that do not have the checksum with which they were written."""
 _OF_THE_DISK = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES))
 """No library here tells these numbers of its store."""
 _PROBE = ".streamrl-probe-"
@@ -40,6 +43,10 @@ _HASH_CHARACTERS = 16
 
 class StoreUnavailableError(Exception):
     """The store did not do it this time; the text says what and why."""
+
+
+class DamagedObjectError(StoreUnavailableError):
+    """An object whose bytes are not those that were written; the text names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,7 @@ class ObjectFolder:
         with self._door("write"):
             for name in (*(name for name in names if name != commit), commit):
                 self.files.put_file(str(directory / name), f"{self.path}/{name}")
+                self._check_written(name, size_bytes=(directory / name).stat().st_size)
 
     def download(self, directory: Path) -> None:
         """Copy it into a directory. Raises `OSError` where the disk does not take it."""
@@ -104,12 +112,21 @@ class ObjectFolder:
 
     def copy(self, cache_dir: Path, *, names: list[str]) -> Path:
         """A directory with these objects, made once for what they hold now: whole or not there at all. Raises `OSError` as `download`."""
-        with self._door("read"):
-            versions = [(name, self.files.ukey(f"{self.path}/{name}")) for name in names]
+        found = self._infos(names)
+        versions = [(name, hashlib.sha256(str(info).encode()).hexdigest()) for name, info in found.items()]
         key = hashlib.sha256(repr((self.url, versions)).encode()).hexdigest()[:_HASH_CHARACTERS]
         target = cache_dir.resolve() / key
+
+        def fill(beside: Path) -> None:
+            self._get(names, beside)
+            for name, info in found.items():
+                if (got := (beside / name).stat().st_size) != info["size"]:
+                    raise DamagedObjectError(f"cannot read {self.url}/{name}: {got} of {info['size']} bytes came")
+            if self._infos(names) != found:
+                raise StoreUnavailableError(f"cannot read {self.url}: it was changed meanwhile")
+
         if not target.is_dir():
-            make_directory(target, lambda beside: self._get(names, beside))
+            make_directory(target, fill)
         return target
 
     def remove(self, *, commit: str) -> None:
@@ -123,6 +140,14 @@ class ObjectFolder:
         with self._door("list"):
             found = self.files.find(self.path, detail=True)
         return {str(PurePosixPath(path).relative_to(self.path)): int(one["size"]) for path, one in found.items()}
+
+    def size(self, name: str) -> int | None:
+        """Return the bytes of an object; None: it is not there."""
+        with self._door("ask"):
+            try:
+                return int(self.files.info(f"{self.path}/{name}")["size"])
+            except FileNotFoundError:
+                return None
 
     def read(self, name: str, *, begin: int, end: int) -> bytes | None:
         """These bytes of an object, fewer where it ends; None: it is not there."""
@@ -142,6 +167,7 @@ class ObjectFolder:
             with self.files.open(path, "wb", block_size=_BLOCK_BYTES) as file:
                 for begin in range(0, len(data), _BLOCK_BYTES):
                     file.write(data[begin : begin + _BLOCK_BYTES])
+            self._check_written(name, size_bytes=len(data))
 
     def delete(self, names: Collection[str]) -> None:
         """Delete these objects. Raises as `write`."""
@@ -178,6 +204,15 @@ class ObjectFolder:
             )
         return found
 
+    def _infos(self, names: list[str]) -> dict[str, dict[str, Any]]:
+        """Return what the store says of each object: its size, and what changes with it."""
+        with self._door("read"):
+            return {name: self.files.info(f"{self.path}/{name}") for name in names}
+
+    def _check_written(self, name: str, *, size_bytes: int) -> None:
+        if (found := self.size(name)) != size_bytes:
+            raise StoreUnavailableError(f"cannot write {self.url}/{name}: the store has {found} of {size_bytes} bytes")
+
     def _uncommit(self, commit: str) -> None:
         if self.holds(commit):
             with self._door("delete"):
@@ -187,7 +222,10 @@ class ObjectFolder:
         for name in names:
             (directory / name).parent.mkdir(parents=True, exist_ok=True)
             with self._door("read"):
-                self.files.get_file(f"{self.path}/{name}", str(directory / name))
+                try:
+                    self.files.get_file(f"{self.path}/{name}", str(directory / name))
+                except FileNotFoundError as error:
+                    raise DamagedObjectError(f"{self.url}/{name} is missing, though the store has named it") from error
 
     @contextlib.contextmanager
     def _door(self, verb: str) -> Iterator[None]:
@@ -199,6 +237,8 @@ class ObjectFolder:
             if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
                 raise
             told = f"cannot {verb} {self.url}: {type(error).__name__}: {shorten(str(error))}"
+            if type(error).__name__ in _CORRUPT:
+                raise DamagedObjectError(told) from error
             if _is_final(error):
                 raise UserError(field=self.field, rule=told, fix="check bucket, rights and credentials") from error
             raise StoreUnavailableError(told) from error
