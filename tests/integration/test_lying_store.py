@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.errors import UserError
+from streamrl_workers.stream import object_store
 from streamrl_workers.stream.object_store import DamagedObjectError, ObjectFolder, StoreUnavailableError, local_file
 from streamrl_workers.trainer.checkpoint import CheckpointStore
 from streamrl_workers.trainer.engines.engine import RetryError
@@ -14,7 +15,7 @@ from support.folder_weights import SIZES, FolderTrainer, pulls, tensors
 from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun
-from support.s3_lies import HalfRead, HalfWritten, NoNames, OldNames, OtherTags, Overwritten
+from support.s3_lies import HalfRead, HalfWritten, NoNames, OldNames, OtherTags, Overwritten, Silent
 from support.s3_server import S3Server, s3_server
 
 DATA = "s3://runs/data/prompts.jsonl"
@@ -88,6 +89,19 @@ def test_tags_that_mean_nothing_do_not_matter_to_checkpoints(server: S3Server, t
     server.answers = OtherTags()
     write(store(tmp_path), 2)
     assert newest_step(store(tmp_path / "new")) == 2
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT"])
+def test_a_store_that_never_answers_has_a_deadline(
+    *, server: S3Server, data: ObjectFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(object_store, "CALL_TIMEOUT_S", 1.0)
+    server.answers = silent = Silent(method)
+    try:
+        with pytest.raises((StoreUnavailableError, RetryError), match=r"cannot \w+ s3://\S+: it has not answered in"):
+            store(tmp_path).newest() if method == "PUT" else local_file(DATA, base_dir=tmp_path, field=FIELD)
+    finally:
+        silent.ended.set()
 
 
 def test_half_a_data_set_is_none(server: S3Server, data: ObjectFolder, tmp_path: Path) -> None:

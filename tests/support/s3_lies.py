@@ -2,6 +2,7 @@
 
 import io
 import re
+import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -100,6 +101,22 @@ class OldNames:
         if asked not in self.lists:
             self.lists[asked] = Answer.of(app, environ)
         return self.lists[asked].send(start_response)
+
+
+@dataclass
+class Silent:
+    """Takes a request of this method, and never answers; what waits is let go at the end."""
+
+    method: str
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, app: Application, environ: Environ, start_response: Callable[..., Any]) -> Any:
+        """Answer one request."""
+        if environ["REQUEST_METHOD"] != self.method:
+            return app(environ, start_response)
+        self.ended.wait()
+        start_response("500 Late", [])
+        return []
 
 
 @dataclass

@@ -5,7 +5,7 @@ Owns: which URLs are taken, objects, copies of directories and files, and what t
 An object is written whole or not at all. No object store can rename. A folder is whole when its *commit object* is there: `upload` writes it last, `remove` takes it away first.
 Invariants: a folder with its commit object holds the others as they were written, whenever a writer is killed. One writer a folder.
 What the store says that it has taken is asked for its size before anything relies on it; a copy has the sizes, and is of the versions, that the store names.
-Waits for: the store, with the deadlines and retries of its library. Credentials are the library's: environment, account, or instance.
+Waits for: the store, with the retries of its library and a deadline for each call, since libraries have waits without one. Credentials are the library's: environment, account, or instance.
 """
 
 import contextlib
@@ -39,6 +39,10 @@ _PARTIAL = ".partial"
 _BLOCK_BYTES = 32 * 2**20
 """Of a large object, in memory while it is sent."""
 _HASH_CHARACTERS = 16
+CALL_TIMEOUT_S = 300.0
+"""Of one call, repetitions by the library included, beside the time for an object's bytes."""
+_LEAST_BYTES_PER_S = 2**20
+"""A slower store has hung."""
 
 
 class StoreUnavailableError(Exception):
@@ -86,7 +90,7 @@ class ObjectFolder:
         """Names of the folders in it, whole or not."""
         with self._door("list"):
             try:
-                found = self.files.ls(self.path, detail=True)
+                found = self._call("ls", self.path, detail=True)
             except FileNotFoundError:
                 return []
         return sorted(PurePosixPath(one["name"]).name for one in found if one["type"] == "directory")
@@ -94,7 +98,7 @@ class ObjectFolder:
     def holds(self, name: str) -> bool:
         """Whether there is an object of that name in it."""
         with self._door("ask"):
-            return bool(self.files.exists(f"{self.path}/{name}"))
+            return bool(self._call("exists", f"{self.path}/{name}"))
 
     def upload(self, directory: Path, *, commit: str) -> None:
         """Copy a directory, its file `commit` last. What was there before is no longer whole from the first write on."""
@@ -103,8 +107,9 @@ class ObjectFolder:
         self._uncommit(commit)
         with self._door("write"):
             for name in (*(name for name in names if name != commit), commit):
-                self.files.put_file(str(directory / name), f"{self.path}/{name}")
-                self._check_written(name, size_bytes=(directory / name).stat().st_size)
+                size_bytes = (directory / name).stat().st_size
+                self._call("put_file", str(directory / name), f"{self.path}/{name}", size_bytes=size_bytes)
+                self._check_written(name, size_bytes=size_bytes)
 
     def download(self, directory: Path) -> None:
         """Copy it into a directory. Raises `OSError` where the disk does not take it."""
@@ -119,9 +124,6 @@ class ObjectFolder:
 
         def fill(beside: Path) -> None:
             self._get(names, beside)
-            for name, info in found.items():
-                if (got := (beside / name).stat().st_size) != info["size"]:
-                    raise DamagedObjectError(f"cannot read {self.url}/{name}: {got} of {info['size']} bytes came")
             if self._infos(names) != found:
                 raise StoreUnavailableError(f"cannot read {self.url}: it was changed meanwhile")
 
@@ -133,19 +135,19 @@ class ObjectFolder:
         """Delete it, the file `commit` first."""
         self._uncommit(commit)
         with self._door("delete"), contextlib.suppress(FileNotFoundError):
-            self.files.rm(self.path, recursive=True)
+            self._call("rm", self.path, recursive=True)
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each object below it, by name."""
         with self._door("list"):
-            found = self.files.find(self.path, detail=True)
+            found = self._call("find", self.path, detail=True)
         return {str(PurePosixPath(path).relative_to(self.path)): int(one["size"]) for path, one in found.items()}
 
     def size(self, name: str) -> int | None:
         """Return the bytes of an object; None: it is not there."""
         with self._door("ask"):
             try:
-                return int(self.files.info(f"{self.path}/{name}")["size"])
+                return int(self._call("info", f"{self.path}/{name}")["size"])
             except FileNotFoundError:
                 return None
 
@@ -153,7 +155,7 @@ class ObjectFolder:
         """These bytes of an object, fewer where it ends; None: it is not there."""
         with self._door("read"):
             try:
-                return bytes(self.files.cat_file(f"{self.path}/{name}", start=begin, end=end))
+                return bytes(self._call("cat_file", f"{self.path}/{name}", start=begin, end=end))
             except FileNotFoundError:
                 return None
 
@@ -177,7 +179,7 @@ class ObjectFolder:
                 for path in paths:
                     Path(path).unlink(missing_ok=True)
             elif paths:
-                self.files.rm(paths)
+                self._call("rm", paths)
 
     @property
     def _is_disk(self) -> bool:
@@ -187,13 +189,13 @@ class ObjectFolder:
         """Write and delete a small object, which others do here too: a mistake shows before the first step, not after hours."""
         path = f"{self.path}/{_PROBE}{uuid.uuid4().hex}"
         with self._door("write"):
-            self.files.pipe_file(path, b"")
-            self.files.rm_file(path)
+            self._call("pipe_file", path, b"")
+            self._call("rm_file", path)
 
     def names(self, patterns: tuple[str, ...] = ("*",)) -> list[str]:
         """Of the objects below it that match; one that leaves the folder is refused."""
         with self._door("list"):
-            paths = sorted(self.files.find(self.path))
+            paths = sorted(self._call("find", self.path))
         found = [str(PurePosixPath(path).relative_to(self.path)) for path in paths]
         found = [name for name in found if any(fnmatch(name, pattern) for pattern in patterns)]
         if bad := [name for name in found if ".." in PurePosixPath(name).parts]:
@@ -207,7 +209,7 @@ class ObjectFolder:
     def _infos(self, names: list[str]) -> dict[str, dict[str, Any]]:
         """Return what the store says of each object: its size, and what changes with it."""
         with self._door("read"):
-            return {name: self.files.info(f"{self.path}/{name}") for name in names}
+            return {name: self._call("info", f"{self.path}/{name}") for name in names}
 
     def _check_written(self, name: str, *, size_bytes: int) -> None:
         if (found := self.size(name)) != size_bytes:
@@ -216,16 +218,26 @@ class ObjectFolder:
     def _uncommit(self, commit: str) -> None:
         if self.holds(commit):
             with self._door("delete"):
-                self.files.rm_file(f"{self.path}/{commit}")
+                self._call("rm_file", f"{self.path}/{commit}")
+
+    def _call(self, method: str, *arguments: Any, size_bytes: int = 0, **options: Any) -> Any:  # noqa: ANN401 - fsspec's
+        """Call the library, whose asynchronous parts take a deadline. `size_bytes`: of the object that is written or read."""
+        if self.files.async_impl:
+            options["timeout"] = CALL_TIMEOUT_S + size_bytes / _LEAST_BYTES_PER_S
+        return getattr(self.files, method)(*arguments, **options)
 
     def _get(self, names: list[str], directory: Path) -> None:
         for name in names:
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            path, target = f"{self.path}/{name}", directory / name
+            target.parent.mkdir(parents=True, exist_ok=True)
             with self._door("read"):
                 try:
-                    self.files.get_file(f"{self.path}/{name}", str(directory / name))
+                    size_bytes = int(self._call("info", path)["size"])
+                    self._call("get_file", path, str(target), size_bytes=size_bytes)
                 except FileNotFoundError as error:
                     raise DamagedObjectError(f"{self.url}/{name} is missing, though the store has named it") from error
+            if (got := target.stat().st_size) != size_bytes:
+                raise DamagedObjectError(f"cannot read {self.url}/{name}: {got} of {size_bytes} bytes came")
 
     @contextlib.contextmanager
     def _door(self, verb: str) -> Iterator[None]:
@@ -233,6 +245,8 @@ class ObjectFolder:
             yield
         except (UserError, StoreUnavailableError):
             raise
+        except TimeoutError as error:
+            raise StoreUnavailableError(f"cannot {verb} {self.url}: it has not answered in time") from error
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
                 raise
