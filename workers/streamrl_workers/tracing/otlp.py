@@ -12,7 +12,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import requests
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -30,6 +32,8 @@ _GATHER_S = 1.0
 """For more of them to come."""
 _TIMEOUT_S = 10.0
 _CLOSE_S = 3.0
+_REDIRECTION = 3
+"""First digit of such statuses."""
 _SCOPE = "streamrl"
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
@@ -40,7 +44,19 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
     """To this address; headers and certificates by OpenTelemetry's own environment variables."""
     own = logging.getLogger("opentelemetry")
     own.setLevel(logging.CRITICAL)  # it warns of each repetition; what is lost is told here
-    return OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S)
+    return OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S, session=_StatusSession())
+
+
+class _StatusSession(requests.Session):
+    """Session that takes no more of an answer than its status, which is all that counts: a body may have any size, and come at any speed."""
+
+    def request(self, *args: Any, **options: Any) -> requests.Response:  # type: ignore[override] # noqa: ANN401 - as the library
+        """Send a request. Raises `requests.TooManyRedirects`: the exporter takes a redirection, which it does not follow, for success."""
+        answer = super().request(*args, **options | {"stream": True})
+        answer.close()
+        if answer.status_code // 100 == _REDIRECTION:
+            raise requests.TooManyRedirects(f"the endpoint answers {answer.status_code}")
+        return answer
 
 
 class SpanSender:

@@ -21,6 +21,7 @@ The position is stored when the tracker has brought all before it to where a kil
 import contextlib
 import logging
 import os
+import resource
 import socket
 import time
 from collections.abc import Mapping
@@ -36,6 +37,8 @@ from streamrl_workers.trackers.feed import TrackerFeed
 from streamrl_workers.trackers.registry import Outcome, TrackedRun, TrackerRun, open_run
 
 MOST_ERROR_CHARS = 300
+MOST_DATA_BYTES = 4 * 2**30
+"""Memory of this process at most: packages read an answer of a server whole, whatever its size."""
 
 log = logging.getLogger("streamrl.trackers")
 
@@ -43,6 +46,7 @@ log = logging.getLogger("streamrl.trackers")
 def main() -> int:
     """Serve the scheduler until it is gone; the exit code."""
     control = begin_as_child()
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_DATA_BYTES, MOST_DATA_BYTES))
     frame = framing.receive(control)
     if frame is None:
         return EXIT_DONE
