@@ -139,7 +139,7 @@ def _check_directory(directory: Path, *, field: str, given: str) -> Iterator[Use
         return
     for what, patterns, fix in (
         ("config.json", ("config.json",), "save the model with save_pretrained"),
-        ("weights (*.safetensors)", ("*.safetensors", "*.bin"), "save the model with save_pretrained"),
+        ("weights (*.safetensors)", ("*.safetensors",), "save the model with save_pretrained"),
         ("a tokenizer", ("tokenizer*", "vocab*"), "save the tokenizer there with save_pretrained"),
     ):
         if not any(path for pattern in patterns for path in directory.glob(pattern)):

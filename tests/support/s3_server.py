@@ -36,6 +36,8 @@ class S3Server:
     """Requests for the names below a prefix."""
     refusal: str = ""
     """Code of S3 that each write is refused with; empty = none is."""
+    answers: Callable[..., Any] | None = None
+    """Answers instead of the application, which it gets first (`support/s3_lies.py`)."""
     _app: Callable[..., Any] = field(default_factory=lambda: DomainDispatcherApplication(create_backend_app))
     _writes: Iterator[int] = field(default_factory=itertools.count)
 
@@ -50,11 +52,16 @@ class S3Server:
             return [f"<Error><Code>{self.refusal}</Code><Message>no</Message></Error>".encode()]
         kill = self.kill
         if kill is None or environ["REQUEST_METHOD"] not in _WRITES or next(self._writes) != kill.n:
-            return self._app(environ, start_response)
+            return self._answer(environ, start_response)
         self.kills += 1
         os.kill(kill.pid, signal.SIGKILL)
         start_response("500 Killed", [])
         return []
+
+    def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        if self.answers is None:
+            return self._app(environ, start_response)
+        return self.answers(self._app, environ, start_response)
 
     def reset(self) -> None:
         """Nothing but an empty bucket, whatever was there: moto's state is the process's."""

@@ -1,12 +1,13 @@
 """Loads models and tokenizers by directory or hub name: the only door to transformers' `Auto` classes and to huggingface_hub.
 
 Weights come as float32 unless another format is asked for. What these libraries raise becomes a `UserError` of one line here.
-No code of a model's repository is run, whatever a terminal would answer: a model that needs it is refused.
+No code of a model's repository is run, whatever a terminal would answer: a model that needs it is refused. Weights come from safetensors
+alone, no pickle is opened, and what a folder names lies in it: no other file, no adapter's base, no attention of the hub.
 A downloaded directory holds exactly the revision asked for, so trainer and generators read the same files.
 """
 
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from streamrl.errors import UserError, shorten
+from streamrl.files import read_json
 from streamrl.spec.model import HuggingFaceModel
 from streamrl_workers.models.rope import switch_by_row
 from streamrl_workers.models.side_path import complete_structure, load_with_side_path, side_path_of
@@ -39,6 +41,9 @@ _SAFE: dict[str, Any] = {"trust_remote_code": False}
 """Of every load: left out, transformers asks on a terminal whether to run a repository's code."""
 MODEL_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 """Config, weights and tokenizer; no pickles, no code, no duplicates in other formats."""
+_WEIGHTS: dict[str, Any] = {**_SAFE, "use_safetensors": True}
+"""Of every load of weights."""
+_INDEX, _ADAPTER = "model.safetensors.index.json", "adapter_config.json"
 _WANTS_TRUST = "trust_remote_code"
 """In what transformers says when a model needs code of its repository."""
 
@@ -59,12 +64,36 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
 
 def load_config(model_path: str) -> PreTrainedConfig:
     """The configuration alone; no weights are read."""
+    _check_names(Path(model_path))
     config: PreTrainedConfig = _translated(
         lambda: AutoConfig.from_pretrained(model_path, **_SAFE),
         what="config",
         path=model_path,
     )
+    config._attn_implementation = None  # the folder's word may be code of the hub; `attention_of` has the choice
     return config
+
+
+def _check_names(directory: Path) -> None:
+    """Refuse what would make transformers read other files than weights of this folder."""
+    if (directory / _ADAPTER).is_file():
+        raise UserError(
+            field=f"model {directory}",
+            rule=f"must be a whole model, and holds an adapter ({_ADAPTER})",
+            fix="merge it into its base (merge_and_unload), and save that with save_pretrained",
+        )
+    if not (directory / _INDEX).is_file():
+        return
+    index = read_json(directory / _INDEX)
+    shards = index.get("weight_map") if isinstance(index, dict) else None
+    for shard in shards.values() if isinstance(shards, dict) else ():
+        if not isinstance(shard, str) or PurePath(shard).name != shard or not shard.endswith(".safetensors"):
+            raise UserError(
+                field=str(directory / _INDEX),
+                rule="must name *.safetensors in its own folder",
+                got=shard,
+                fix="save the model again with save_pretrained",
+            )
 
 
 def count_parameters(model_path: str) -> int:
@@ -117,7 +146,12 @@ def load_model(model_path: str) -> PreTrainedModel:
         return built
     loaded: Any = _translated(
         lambda: AutoModelForCausalLM.from_pretrained(
-            model_path, dtype=DTYPE, attn_implementation=attention_of(config), output_loading_info=True, **_SAFE
+            model_path,
+            config=config,
+            dtype=DTYPE,
+            attn_implementation=attention_of(config),
+            output_loading_info=True,
+            **_WEIGHTS,
         ),
         what="model",
         path=model_path,
@@ -137,8 +171,11 @@ def load_model(model_path: str) -> PreTrainedModel:
 
 def load_encoder(model_path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Any model without its language head, and its tokenizer as it is."""
+    config = load_config(model_path)
     model: PreTrainedModel = _translated(
-        lambda: AutoModel.from_pretrained(model_path, dtype=DTYPE, **_SAFE), what="model", path=model_path
+        lambda: AutoModel.from_pretrained(model_path, config=config, dtype=DTYPE, **_WEIGHTS),
+        what="model",
+        path=model_path,
     )
     return model, _tokenizer(model_path)
 

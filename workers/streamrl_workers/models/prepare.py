@@ -45,6 +45,7 @@ from streamrl_workers.answer_ends import end_tokens
 from streamrl_workers.models.frozen import TEACHER, check_same_tokens, frozen_directory
 from streamrl_workers.models.load import MODEL_PATTERNS, count_parameters, download, load_tokenizer
 from streamrl_workers.models.scratch import build_model, build_tokenizer
+from streamrl_workers.models.template_check import check_template
 from streamrl_workers.models.warm_up import Survey, take_survey, warm_up, warm_up_pairs
 from streamrl_workers.process.shutdown import watch_parent
 from streamrl_workers.stream.earlier_runs import take_model
@@ -112,7 +113,9 @@ def prepare(spec: RLJobSpec, *, cache_dir: Path, base_dir: Path, report: Report,
     else:
         assert model.path is not None
         directory = _find_directory(model.path.directory, base_dir=base_dir, cache_dir=cache_dir)
-    end_tokens(directory, load_tokenizer(str(directory)))  # here the user's mistakes are one line
+    tokenizer = load_tokenizer(str(directory))  # here the user's mistakes are one line
+    check_template(tokenizer, model_path=str(directory))
+    end_tokens(directory, tokenizer)
     if spec.algorithm.teacher is not None:
         teacher = frozen_directory(spec.algorithm.teacher, base_dir=base_dir, field=TEACHER, fetched=False)
         check_same_tokens(teacher, policy=str(directory), field=TEACHER)

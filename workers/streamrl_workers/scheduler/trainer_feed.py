@@ -369,7 +369,10 @@ class TrainerFeed:
 
     def _cause(self, step: int) -> str:
         url = self._settings.copies_url
-        if url is None or step < self._window.step:
+        if step < self.checkpoint_step:
+            places = "on its disk" if url is None else f"on its disk and in {url}"
+            return f": later ones are not {places}; put one back from a copy, or start a new run"
+        if url is None:
             return ""
         fix = "start anew in a folder of another name, or delete those copies and this folder first"
         return f": the copies in {url} may be of an earlier run whose folder had the same name; {fix}"

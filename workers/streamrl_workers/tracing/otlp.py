@@ -32,6 +32,8 @@ _GATHER_S = 1.0
 """For more of them to come."""
 _TIMEOUT_S = 10.0
 _CLOSE_S = 3.0
+_REDIRECTION = 3
+"""First digit of such statuses."""
 _SCOPE = "streamrl"
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
@@ -42,17 +44,20 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
     """To this address; headers and certificates by OpenTelemetry's own environment variables."""
     own = logging.getLogger("opentelemetry")
     own.setLevel(logging.CRITICAL)  # it warns of each repetition; what is lost is told here
-    return OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S, session=_HeadsOnly())
+    return OTLPSpanExporter(endpoint=endpoint, timeout=_TIMEOUT_S, session=_StatusSession())
 
 
-class _HeadsOnly(requests.Session):
-    """Takes the head of an answer, whose status says all, and never its body: that may have any length."""
+class _StatusSession(requests.Session):
+    """Session that takes no more of an answer than its status, which is all that counts: a body may have any size, and come at any speed."""
 
-    def request(self, *args: Any, **options: Any) -> requests.Response:  # noqa: ANN401 - as requests has them
-        response = super().request(*args, **{**options, "stream": True, "allow_redirects": False})
-        response.close()
-        response._content = b""
-        return response
+    def request(self, *args: Any, **options: Any) -> requests.Response:  # type: ignore[override] # noqa: ANN401 - as the library
+        """Send a request. Raises `requests.TooManyRedirects`: the exporter takes a redirection, which it does not follow, for success."""
+        answer = super().request(*args, **options | {"stream": True, "allow_redirects": False})
+        answer.close()
+        answer._content = b""  # the exporter reads the text of a refusal
+        if answer.status_code // 100 == _REDIRECTION:
+            raise requests.TooManyRedirects(f"the endpoint answers {answer.status_code}")
+        return answer
 
 
 class SpanSender:

@@ -36,8 +36,8 @@ from streamrl_workers.trackers.feed import TrackerFeed
 from streamrl_workers.trackers.registry import Outcome, TrackedRun, TrackerRun, open_run
 
 MOST_ERROR_CHARS = 300
-MOST_MEMORY_BYTES = 2 * 2**30
-"""Of a tracker's process: its package reads what a server answers, however much that is."""
+MOST_MEMORY_BYTES = 4 * 2**30
+"""Maximum memory of this process: packages read an answer of a server whole, whatever its size."""
 
 log = logging.getLogger("streamrl.trackers")
 

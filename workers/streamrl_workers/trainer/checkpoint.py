@@ -26,7 +26,7 @@ from typing import Any
 from streamrl.errors import UserError
 from streamrl.files import sync
 from streamrl_workers.stream.digests import EMPTY_CHAIN, History, read_count, read_sealed, seal
-from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
+from streamrl_workers.stream.object_store import DamagedObjectError, ObjectFolder, StoreUnavailableError
 from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, new_digest
 
@@ -130,7 +130,7 @@ class CheckpointStore:
         if self._copies is not None:
             try:
                 with _retried():
-                    found = self._fetch(self._copies, known=found)
+                    found = self._fetch(self._copies, known=found, damage=damage)
             except OSError as error:
                 raise _unwritable(self._root, error) from error
         if found is None and damage:
@@ -198,8 +198,11 @@ class CheckpointStore:
             if name not in kept:
                 copies.child(name).remove(commit=_META_FILE)
 
-    def _fetch(self, copies: ObjectFolder, *, known: Checkpoint | None) -> Checkpoint | None:
-        """The newest good copy, if it is newer than what is `known` here; else what is known, copied if an earlier process had no time to."""
+    def _fetch(self, copies: ObjectFolder, *, known: Checkpoint | None, damage: list[str]) -> Checkpoint | None:
+        """The newest good copy, if it is newer than what is `known` here; else what is known, copied if an earlier process had no time to.
+
+        `damage`: as of `_newest_on_disk`.
+        """
         copies.probe()
         for name in reversed(_names(copies.folders())):
             target, copy = self._root / name, copies.child(name)
@@ -208,10 +211,11 @@ class CheckpointStore:
             if not copy.holds(_META_FILE):
                 continue  # its writer was killed
             partial = _emptied(self._root / f"{_PARTIAL_PREFIX}{name}")
-            copy.download(partial)
             try:
+                copy.download(partial)
                 meta = _read(partial, step=_step(target))
-            except DamagedCheckpointError as error:
+            except (DamagedCheckpointError, DamagedObjectError) as error:
+                damage.append(f"copy {name}: {error}")
                 log.warning("the copy %s is damaged (%s); trying the one before", copy.url, error)
                 continue
             sync_tree(partial)
@@ -220,8 +224,10 @@ class CheckpointStore:
             sync(self._root)
             log.info("fetched %s", copy.url)
             return Checkpoint(directory=target, meta=meta)
-        if known is not None and not copies.child(known.directory.name).holds(_META_FILE):
-            self._copy(known.directory, copies=copies)
+        if known is not None:
+            size_bytes = (known.directory / _META_FILE).stat().st_size
+            if copies.child(known.directory.name).size(_META_FILE) != size_bytes:
+                self._copy(known.directory, copies=copies)
         return known
 
     def _directories(self) -> list[Path]:

@@ -72,6 +72,17 @@ class DiskFolder:
                             found[str(PurePosixPath(directory, name))] = status.st_size
         return found
 
+    def size(self, name: str) -> int | None:
+        """Return the bytes of a regular file; None: it is not there."""
+        path = self.path / name
+        with self._door("ask"):
+            try:
+                with directory_beneath(self.root, path.parent) as here:
+                    status = os.stat(path.name, dir_fd=here, follow_symlinks=False)
+            except FileNotFoundError:
+                return None
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
+
     def read(self, name: str, *, begin: int, end: int) -> bytes | None:
         """These bytes of a file, fewer where it ends; None: it is not there."""
         path = self.path / name

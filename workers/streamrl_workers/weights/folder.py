@@ -102,6 +102,7 @@ class FolderWeightServer:
         self._clock = clock
         self._lock = threading.Lock()
         self._there: dict[str, int] | None = None  # bytes by name; None: it was not asked yet
+        self._checked = set[str]()  # names that this process has written, or asked the store for: a list may be old
         self._kept: dict[str, _Written] = {}  # by name of the manifest, oldest first
 
     def offer(self, version: pb.VersionName, *, ended: Callable[[], bool]) -> bool:
@@ -152,8 +153,8 @@ class FolderWeightServer:
             assert manifest is not None, "it was published just now"
             sizes = {_content(tensor.hash): tensor.size_bytes for tensor in manifest.tensors if tensor.size_bytes}
             sizes |= {_content(delta.hash): delta.size_bytes for delta in manifest.deltas}
-            missing = iter([name for name, size in sizes.items() if self._there.get(name) != size])
-            streams = [begin_in_thread(lambda: self._write_contents(missing), name=_THREAD) for _ in range(_STREAMS)]
+            unchecked = iter([(name, size) for name, size in sizes.items() if name not in self._checked])
+            streams = [begin_in_thread(lambda: self._write_contents(unchecked), name=_THREAD) for _ in range(_STREAMS)]
             wait(streams)
             for stream in streams:
                 stream.result()
@@ -181,8 +182,13 @@ class FolderWeightServer:
     def _read_owner(self) -> bytes | None:
         return self._folder.read(_OWNER, begin=0, end=2 * len(self._owner))
 
-    def _write_contents(self, names: Iterator[str]) -> None:
-        for name in names:  # the streams share them
+    def _write_contents(self, contents: Iterator[tuple[str, int]]) -> None:
+        assert self._there is not None
+        for name, size_bytes in contents:  # the streams share them
+            if self._there.get(name) == size_bytes == self._folder.size(name):
+                with self._lock:
+                    self._checked.add(name)
+                continue
             data = self._store.content(bytes.fromhex(name.removeprefix(f"{_CONTENT}/")))
             assert data is not None, "the version is being pulled"
             self._put(name, data)
@@ -192,6 +198,7 @@ class FolderWeightServer:
         with self._lock:
             assert self._there is not None
             self._there[name] = len(data)
+            self._checked.add(name)
             self.served_bytes += len(data)
 
     def _clean(self) -> None:
@@ -210,6 +217,7 @@ class FolderWeightServer:
                 self._folder.delete(names)
                 for name in names:
                     del self._there[name]
+                self._checked.difference_update(names)
         except (StoreUnavailableError, UserError, OSError) as error:
             _log.warning("old weights stay for now: %s", error)
 

@@ -1,6 +1,9 @@
 """Sending: bounded, counted, and without a wait for who puts."""
 
 import contextlib
+import http.client
+import io
+import socketserver
 import subprocess
 import sys
 import threading
@@ -13,7 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from streamrl_workers.tracing import otlp
-from streamrl_workers.tracing.otlp import SpanSender
+from streamrl_workers.tracing.otlp import SpanSender, otlp_exporter
 from streamrl_workers.tracing.spans import SpanTree, TraceSpan, root_of
 from support.memory import memory_limit
 
@@ -108,6 +111,37 @@ def test_what_the_endpoint_has_not_answered_at_the_end_is_lost(
     assert (sender.sent, sender.lost) == (0, 5)
     assert "0 spans were sent, 5 are lost" in caplog.text
     exporter.may.set()
+
+
+@pytest.mark.parametrize(
+    ("answer", "counts"),
+    [(b"200 OK\r\nContent-Length: 99999999999\r\n\r\n", (3, 0)), (b"307 Go\r\nLocation: /other\r\n\r\n", (0, 3))],
+    ids=["a body without end", "a redirection"],
+)
+def test_of_an_answer_the_status_alone_is_taken(answer: bytes, counts: tuple[int, int]) -> None:
+    class Endless(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            length = int(http.client.parse_headers(io.BytesIO(self._head()))["Content-Length"])
+            self.rfile.read(length)
+            with contextlib.suppress(ConnectionError):
+                self.wfile.write(b"HTTP/1.1 " + answer)
+                while answer.startswith(b"200"):
+                    self.wfile.write(bytes(2**20))
+
+        def _head(self) -> bytes:
+            self.rfile.readline()
+            return b"".join(iter(self.rfile.readline, b"\r\n"))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Endless) as server:
+        serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, name="collector")
+        serving.start()
+        endpoint = f"http://127.0.0.1:{server.server_address[1]}/v1/traces"
+        sender = SpanSender(otlp_exporter(endpoint), endpoint=endpoint, common={})
+        sender.put(spans(3))
+        sender.close()
+        server.shutdown()
+        serving.join()
+    assert (sender.sent, sender.lost) == counts
 
 
 def test_a_tree_above_the_limit_goes_where_nothing_waits() -> None:
