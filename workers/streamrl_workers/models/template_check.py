@@ -63,18 +63,18 @@ def main() -> int:
     return 0 if all(_is_bounded(**given, is_open=is_open) for is_open in (False, True)) else _TOO_LARGE
 
 
-def _is_bounded(template: str, tokens: dict[str, str], *, is_open: bool) -> bool:
+def _is_bounded(template: str, tokens: dict[str, Any], *, is_open: bool) -> bool:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     try:
-        (text,), _ = render_jinja_template(
+        rendered, _ = render_jinja_template(
             [_CONVERSATION], chat_template=template, add_generation_prompt=is_open, **tokens
         )
     except MemoryError:
         return False
     except Exception:  # noqa: BLE001 - whatever a template raises: it has come to an end
         return True
-    return len(text) <= MOST_CHARS
+    return len(rendered[0]) <= MOST_CHARS
 
 
 if __name__ == "__main__":
