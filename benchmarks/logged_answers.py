@@ -28,7 +28,7 @@ from streamrl_cli.jobfile import load_job
 from streamrl_workers.models.load import load_model, load_tokenizer
 from streamrl_workers.models.prepare import prepare
 from streamrl_workers.rewards.registry import make_parts
-from streamrl_workers.scheduler.groups.lifecycle import demonstrated_sample
+from streamrl_workers.scheduler.extensions.supervised import demonstrated_sample
 from streamrl_workers.stream.packing import unpack_int32
 from streamrl_workers.tasks.dataset import Item, MixedDataset, open_dataset
 from streamrl_workers.trainer.algorithms import create_algorithm

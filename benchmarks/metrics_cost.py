@@ -30,9 +30,9 @@ from streamrl_cli.jobfile import load_job
 from streamrl_cli.reporting.comparison import mean
 from streamrl_workers.metrics.bubbles import BubbleSink, Recorder, WallState
 from streamrl_workers.metrics.signals import WallMetrics
-from streamrl_workers.scheduler.components import StepSummary
 from streamrl_workers.scheduler.records import SampleStats
 from streamrl_workers.scheduler.server.metrics_endpoint import SchedulerMetrics
+from streamrl_workers.scheduler.views import StepSummary
 
 _TOKENS = 12
 _SAMPLES_A_S = 350

@@ -56,9 +56,9 @@ class AloneCore:
         self._follow()
 
     def _follow(self) -> None:
-        while self.core.in_portions or self._durable < self._sequence or self._prompts():
-            if self.core.in_portions:
-                self._one(self.core.go_on)
+        while self.core.has_more or self._durable < self._sequence or self._prompts():
+            if self.core.has_more:
+                self._one(self.core.resume)
             elif self._durable < self._sequence:
                 self._durable = self._sequence
                 self._one(self.core.committed, self._sequence)

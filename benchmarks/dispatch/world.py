@@ -22,7 +22,13 @@ from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.records import Recovered
-from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.scheduler.settings import (
+    DispatchSettings,
+    EvaluationSettings,
+    JobTasks,
+    SchedulerSettings,
+    TaskSettings,
+)
 from streamrl_workers.tasks.values import NeedPrompts, Prompt, Score, ScoreSample
 
 LOAD_S = 1e-3
@@ -153,8 +159,8 @@ class World:
             if calls:
                 for effect in calls.popleft()(core):
                     carry_out[type(effect)](effect)
-            elif core.in_portions:
-                calls.append(lambda core: core.go_on())
+            elif core.has_more:
+                calls.append(lambda core: core.resume())
             elif self._written > self._durable:
                 self._durable = self._written
                 calls.append(_committed(self._durable))
@@ -317,15 +323,15 @@ def _settings(job: Job) -> SchedulerSettings:
         staleness=job.staleness,
         steps=job.steps,
         group_size=job.group_size,
-        sampling=pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=1 << 20),
+        tasks=JobTasks(
+            of_job=(TaskSettings(sampling=pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=1 << 20)),),
+            max_tokens=1 << 20,
+        ),
         seed=1,
-        evaluation_prompts=0,
-        evaluation_interval=1,
+        evaluation=EvaluationSettings(prompts=0, interval=1),
         lease_s=LEASE_S,
         max_buffer_bytes=BYTES,
-        dispatch=job.dispatch,
-        dispatch_options=job.options,
-        length_signals=(),
+        dispatch=DispatchSettings(policy=job.dispatch, options=job.options, length_signals=()),
         prompt_look_ahead=max(64, 2 * job.batch_groups),
     )
 

@@ -15,7 +15,7 @@ OTHER_SEED = f"""
 import sys
 
 if "streamrl_workers.scheduler" in sys.orig_argv:
-    from streamrl_workers.scheduler.groups import sample
+    from streamrl_workers.scheduler import sample
 
     drawn = sample.sample_seed
 

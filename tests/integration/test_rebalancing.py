@@ -14,7 +14,7 @@ from streamrl.errors import EXIT_DONE
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_job
 from streamrl_workers.generator.engines.simulated import draw_sample
-from streamrl_workers.scheduler.groups.sample import sample_seed
+from streamrl_workers.scheduler.sample import sample_seed
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
 from support.engine_requests import request, sampling
 from support.jobs import simulated_job, write_prompts

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from streamrl_workers.scheduler.components import DROP_REASONS, FAILURE_KINDS
+from streamrl_workers.scheduler.views import DROP_REASONS, FAILURE_KINDS
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun, streamrl
 

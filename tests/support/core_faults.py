@@ -173,8 +173,8 @@ class ShellWorld(World):
         self.finished = self.dead
         if not self.dead:
             self.check()
-            if self.core.in_portions:
-                self.do(self.core.go_on())
+            if self.core.has_more:
+                self.do(self.core.resume())
 
     @property
     def dead(self) -> bool:

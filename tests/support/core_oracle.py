@@ -211,13 +211,13 @@ STORIES: Mapping[str, Story] = MappingProxyType(
                 "steps": 5,
                 "staleness": 0,
                 "whole_batches": True,
-                "waits_are_phases": True,
-                "lent_pools": frozenset({"p"}),
+                "colocated": True,
+                "shared_pools": frozenset({"p"}),
             },
             kills=True,
         ),
         "lending": Story(
-            job={"steps": 6, "lent_pools": frozenset({"lent"}), "batch_groups": 8, "sampling": _LONG},
+            job={"steps": 6, "shared_pools": frozenset({"lent"}), "batch_groups": 8, "sampling": _LONG},
             slots=(5, 12, 12),
             pools=_LENT,
             turn_s=1.0,
@@ -248,7 +248,7 @@ STORIES: Mapping[str, Story] = MappingProxyType(
                 "max_turns": 3,
                 "resampled_percent": 50,
                 "staleness": 0,
-                "in_order": True,
+                "by_number": True,
                 "partial_rollouts": False,
             }
         ),
@@ -256,10 +256,10 @@ STORIES: Mapping[str, Story] = MappingProxyType(
             job={"steps": 5, "supervised": True, "group_size": 1, "staleness": 0, "archived_percent": 100}, kills=True
         ),
         "mixture": Story(
-            job={"steps": 6, "mixture": _TASKS, "shares": Mixture([1, 2]), "evaluation_prompts": 3, "draws_per_step": 3}
+            job={"steps": 6, "tasks": _TASKS, "shares": Mixture([1, 2]), "evaluation_prompts": 3, "draws_per_step": 3}
         ),
         "frozen": Story(
-            job={"steps": 6, "frozen_pool": "f", "max_turns": 2}, pools={"b": "f", "c": "f"}, kills=True, errors=True
+            job={"steps": 6, "reference_pool": "f", "max_turns": 2}, pools={"b": "f", "c": "f"}, kills=True, errors=True
         ),
         "clusters": Story(
             job={

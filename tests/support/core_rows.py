@@ -42,6 +42,6 @@ def is_of_row(sample: pb.Sample, index: int) -> bool:
 
 def check_held_out(samples: Sequence[pb.Sample], *, job: SchedulerSettings) -> Sequence[pb.Sample]:
     """Those of a supervised job, all of them, in order."""
-    assert len(samples) == (job.evaluation_prompts if job.supervised else 0)
+    assert len(samples) == (job.evaluation.prompts if job.extensions.supervised else 0)
     assert all(is_of_row(sample, index) for index, sample in enumerate(samples))
     return samples

@@ -91,17 +91,17 @@ class TrainerSide:
         recorded = [tuple(sorted(r.group_ids)) for r in self.durable if isinstance(r, rec.StepTaken) and r.step == step]
         assert all(ids == before for before in recorded), "a step was repeated with other groups"
         numbers = [group.group_id for group in groups]
-        left = {group.group_id for group in self.core._components.groups if not group.recorded}
+        left = {group.group_id for group in self.core._groups if not group.recorded}
         in_order = numbers == sorted(numbers) and all(number in numbers for number in left if number < numbers[-1])
-        assert in_order or not self.job.in_order, "what is behind none of them is in a step or dropped"
+        assert in_order or not self.job.delivery.by_number, "what is behind none of them is in a step or dropped"
         others = {g for s, taken in self.history.items() if s < step for g in taken}
         assert not others & set(ids), "a group is in two steps"
         self.history = {s: taken for s, taken in self.history.items() if s < step} | {step: ids}
         for group in groups:
             assert len(group.samples) == self.job.group_size
             for trajectory in group.samples:
-                check_trajectory(trajectory, job=self.job, ours=self.ours and not self.job.supervised)
-                assert not self.job.supervised or is_of_row(trajectory, group.group_id)
+                check_trajectory(trajectory, job=self.job, ours=self.ours and not self.job.extensions.supervised)
+                assert not self.job.extensions.supervised or is_of_row(trajectory, group.group_id)
             first = min(trajectory.spans[0].step for trajectory in group.samples)
             assert step - first <= self.job.staleness
             self.staleness_seen.add(step - first)

@@ -5,6 +5,7 @@ What the server does asynchronously is a queue here: a test decides what happens
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import fields
 from random import Random
 
 from streamrl.latency import LatencyCurve
@@ -14,7 +15,15 @@ from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.lengths import Lengths
-from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.scheduler.settings import (
+    DeliverySettings,
+    DispatchSettings,
+    EvaluationSettings,
+    ExtensionSettings,
+    JobTasks,
+    SchedulerSettings,
+    TaskSettings,
+)
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Score, ScoreSample, TurnAnswer
 from support.core_peers import SimGenerator, SimTrainer, check_request, group_command, hello_of
 from support.core_rows import prompts_of
@@ -24,27 +33,47 @@ from support.turns import CONTEXT_CHAR, next_token
 
 STEEP = LatencyCurve((1, 64), (0.01, 0.2))
 """Seconds of a step in the pool "p": it is known, so that dispatch plans; nothing is known of others."""
+SAMPLING = pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=8)
+EVALUATION = {
+    "evaluation_prompts": "prompts",
+    "evaluation_sampled": "sampled",
+    "evaluation_interval": "interval",
+    "evaluates": "enabled",
+}
+DISPATCH = {"dispatch": "policy", "dispatch_options": "options", "length_signals": "length_signals"}
+DELIVERY = {"by_number": "by_number", "whole_batches": "whole_batches"}
 BRANCHES = 0.3
 """Chance that an environment's answer begins a new context."""
 
 
 def settings(**changes) -> SchedulerSettings:
+    """A job; `changes` are fields of the settings or of one of their parts."""
+    sampling, max_turns = changes.pop("sampling", SAMPLING), changes.pop("max_turns", None)
+    tasks = changes.pop("tasks", (TaskSettings(sampling=sampling, max_turns=max_turns),))
+    most = max(task.sampling.max_tokens for task in tasks)
     values = {
         "batch_groups": 3,
         "staleness": 1,
         "steps": 4,
         "group_size": 2,
-        "sampling": pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=8),
         "seed": 7,
-        "evaluation_prompts": 2,
-        "evaluation_interval": 2,
         "lease_s": 10.0,
         "max_buffer_bytes": 1 << 20,
-        "dispatch": "longestFirst",
-        "length_signals": ("History",),
         "prompt_look_ahead": 8,
+        "tasks": JobTasks(of_job=tasks, max_tokens=most, **_taken(changes, {"shares": "shares"})),
+        "evaluation": EvaluationSettings(**{"prompts": 2, "interval": 2, **_taken(changes, EVALUATION)}),
+        "dispatch": DispatchSettings(
+            **{"policy": "longestFirst", "length_signals": ("History",), **_taken(changes, DISPATCH)}
+        ),
+        "delivery": DeliverySettings(**_taken(changes, DELIVERY)),
+        "extensions": ExtensionSettings(**_taken(changes, {one.name: one.name for one in fields(ExtensionSettings)})),
     }
     return SchedulerSettings(**{**values, **changes})
+
+
+def _taken(changes: dict, names: dict[str, str]) -> dict:
+    """Those of the changes that are of one part, by its own names."""
+    return {ours: changes.pop(name) for name, ours in names.items() if name in changes}
 
 
 class World(TrainerSide):
@@ -82,7 +111,7 @@ class World(TrainerSide):
 
     def reward(self, group_id: int, sample_index: int) -> float:
         """With dynamic sampling two of three groups have equal rewards."""
-        return float(sample_index) if self.job.draws_per_step > 1 and group_id % 3 == 0 else 1.0
+        return float(sample_index) if self.job.extensions.draws_per_step > 1 and group_id % 3 == 0 else 1.0
 
     # ---- the scheduler
 
@@ -118,8 +147,8 @@ class World(TrainerSide):
         for effect in effects:
             self.take(effect)
         self.check()
-        if self.core.in_portions:
-            self.do(self.core.go_on())
+        if self.core.has_more:
+            self.do(self.core.resume())
 
     def take(self, effect: fx.Effect) -> None:
         match effect:
@@ -168,23 +197,23 @@ class World(TrainerSide):
         live = sum(view.groups_by_state[s] for s in ("planned", "issued", "running", "finished"))
         assert live <= (1 + self.job.staleness) * self.job.batch_groups
         most = (1 + self.job.staleness) * self.job.batch_groups * self.job.group_size
-        assert view.waiting_samples <= most + self.job.evaluation_prompts * (1 + self.job.evaluation_sampled)
+        assert view.waiting_samples <= most + self.job.evaluation.prompts * (1 + self.job.evaluation.sampled)
         assert view.prompts_ready <= self.job.prompt_look_ahead
         for generator in self.generators.values():
             assert len(generator.active) <= generator.slots or not generator.connected
-        if not (self.core.in_portions or self.core._ending or self.core._failed):
+        if not (self.core.has_more or self.core._ending or self.core._failed):
             self.check_pauses()
-        if self.job.whole_batches and view.delivered_groups and view.step not in self.taken:
+        if self.job.delivery.whole_batches and view.delivered_groups and view.step not in self.taken:
             assert view.buffered_groups >= self.job.batch_groups, "delivered before the batch was whole"
 
     def check_pauses(self) -> None:
         """Who is on the trainer's devices is paused, unless the trainer has nothing to compute."""
         trainer = self.trainer
         goes_on = trainer is not None and trainer.has_nothing and self.core.view().step <= trainer.step
-        awaits_record = goes_on and self.core._feed.step < trainer.step
+        awaits_record = goes_on and self.core.view().step < trainer.step
         for generator in self.generators.values():
             if generator.connected and not awaits_record:
-                assert generator.told_paused == (generator.pool in self.job.lent_pools and not goes_on)
+                assert generator.told_paused == (generator.pool in self.job.extensions.shared_pools and not goes_on)
 
     def note(self, record: rec.Record) -> None:
         """Dynamic sampling is bounded for each step."""
@@ -193,7 +222,7 @@ class World(TrainerSide):
             self.redrawn = 0
         elif isinstance(record, rec.Dropped) and record.reason == "zero_variance":
             self.redrawn += 1
-            assert self.redrawn <= (self.job.draws_per_step - 1) * self.job.batch_groups
+            assert self.redrawn <= (self.job.extensions.draws_per_step - 1) * self.job.batch_groups
 
     def commit(self, count: int) -> None:
         taken = [self.unsynced.popleft() for _ in range(min(count, len(self.unsynced)))]
@@ -204,7 +233,9 @@ class World(TrainerSide):
     # ---- the task pool
 
     def deliver_prompts(self) -> None:
-        self.do(self.core.prompts_arrived(prompts_of(self.prompts.popleft(), supervised=self.job.supervised)))
+        self.do(
+            self.core.prompts_arrived(prompts_of(self.prompts.popleft(), supervised=self.job.extensions.supervised))
+        )
 
     def score(self, *, fail: bool) -> None:
         ask = self.scores.popleft()
@@ -244,7 +275,10 @@ class World(TrainerSide):
             self.generators.pop(name, None)
             self.instances += 1
             slots = self.slots[len(self.generators) % len(self.slots)]
-            version, cluster = (0, 0) if pool == self.job.frozen_pool else None, self.clusters.get(name, "")
+            version, cluster = (
+                (0, 0) if pool == self.job.extensions.reference_pool else None,
+                self.clusters.get(name, ""),
+            )
             generator = SimGenerator(name, f"i{self.instances}", slots, version=version, cluster=cluster)
             self.generators[name] = generator
         generator.connected = True

@@ -6,15 +6,11 @@ from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, Predictio
 
 
 class KnownLengths(Lengths):
-    """Predicts something for every prompt; trusted as long as `sure`."""
+    """Predicts something for every prompt; trusted as long as `trusted`."""
 
     def __init__(self) -> None:
         super().__init__(LengthHistory(), signals=())
-        self.sure = True
-
-    @property
-    def trusted(self) -> bool:
-        return self.sure
+        self.trusted = True
 
     def predict(self, key: int, *, siblings: Sequence[int] = ()) -> Prediction:
         return Prediction(tokens=float(key % 97), source="Ranker")

@@ -59,7 +59,7 @@ class PeerWorld(World):
         executor = Executor(core, journal=self, connections=self.connections, status=self.status, ending=self.ending)
         executor.attach(self, ranker=self)
         door = Door(
-            max_tokens=self.job.sampling.max_tokens,
+            max_tokens=self.job.tasks.max_tokens,
             batch_groups=self.job.batch_groups,
             newest_step=lambda: core.newest_step,
         )

@@ -66,10 +66,10 @@ def next_token(request: pb.SampleRequest, *, version: tuple[int, int], finish: s
 def check_trajectory(trajectory: pb.Sample, *, job: SchedulerSettings, ours: bool = True) -> None:
     """Segments cover the tokens and tell turns, observations and contexts apart; each drawn token stands behind what its engine had.
     Without partial rollouts each turn is of one version. `ours`: tokens are by `next_token`, which tells what the engine had."""
-    assert trajectory.reference_logprobs == (frozen_logprobs(trajectory) if job.frozen_pool else b"")
-    max_turns, tokens = job.max_turns_of(trajectory.group_id), unpack_int32(trajectory.tokens)
+    assert trajectory.reference_logprobs == (frozen_logprobs(trajectory) if job.extensions.reference_pool else b"")
+    max_turns, tokens = job.tasks.of(trajectory.group_id).max_turns, unpack_int32(trajectory.tokens)
     if trajectory.resampled:
-        assert job.resampled_percent
+        assert job.extensions.resampled_percent
         assert not trajectory.HasField("reward")
         max_turns = None
     assert len(tokens) == sum(span.tokens for span in trajectory.spans)
@@ -90,7 +90,7 @@ def check_trajectory(trajectory: pb.Sample, *, job: SchedulerSettings, ours: boo
 def states_of(held: Mapping[int, pb.Group], *, job: SchedulerSettings) -> list[pb.TurnState]:
     """What a trainer asks for: the last turn of the first context of a sample that was played, for each group of a step."""
     played = [sample for group in held.values() for sample in group.samples if not sample.resampled]
-    return [_last_turn(sample) for sample in played[: job.batch_groups] if job.resampled_percent]
+    return [_last_turn(sample) for sample in played[: job.batch_groups] if job.extensions.resampled_percent]
 
 
 def _last_turn(sample: pb.Sample) -> pb.TurnState:

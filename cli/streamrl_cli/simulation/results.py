@@ -16,7 +16,7 @@ from typing import Any
 from streamrl_cli.reporting.chrome_trace import ChromeTrace
 from streamrl_cli.simulation.scenario import Scenario
 from streamrl_workers.metrics.bubbles import PARTS, ProcessWall, bubble_ratios
-from streamrl_workers.scheduler.components import StepSummary
+from streamrl_workers.scheduler.views import StepSummary
 
 _HOUR_S = 3600.0
 

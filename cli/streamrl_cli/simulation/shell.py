@@ -29,7 +29,7 @@ from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.speeds import Curves
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_key
 from streamrl_workers.scheduler.records import Recovered, StepTaken
-from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.scheduler.settings import JobTasks, SchedulerSettings, TaskSettings
 from streamrl_workers.tasks.values import NeedPrompts, Prompt, Score, ScoreSample
 
 if TYPE_CHECKING:
@@ -83,17 +83,19 @@ def core_settings(scenario: Scenario) -> SchedulerSettings:
     """The core's settings; bytes and tokens are in the scenario's units of `resolutionTokens`."""
     unit = scenario.resolution_tokens
     settings = SchedulerSettings.from_job(RLJobSpec.model_validate_json(json.dumps(_job(scenario))))
+    max_tokens = -(-scenario.max_tokens // unit)
+    task = TaskSettings(sampling=pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=max_tokens))
     return replace(
         settings,
-        sampling=pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=-(-scenario.max_tokens // unit)),
-        lent_pools=lent_pools(scenario),
-        evaluation_prompts=0,
+        tasks=JobTasks(of_job=(task,), max_tokens=max_tokens),
+        extensions=replace(settings.extensions, shared_pools=shared_pools(scenario)),
+        evaluation=replace(settings.evaluation, prompts=0),
         archived_percent=0,
         max_buffer_bytes=max(1, parse_bytes(scenario.scheduling.max_buffer_bytes) // unit),
     )
 
 
-def lent_pools(scenario: Scenario) -> frozenset[str]:
+def shared_pools(scenario: Scenario) -> frozenset[str]:
     """Pools on the trainer's devices."""
     colocated = scenario.pipeline.mode == "Colocated"
     return frozenset(pool.name for pool in scenario.pools if colocated or pool.devices == "Trainer")
@@ -157,7 +159,7 @@ class Shell:
         self.unit = scenario.resolution_tokens
         self.max_tokens = scenario.max_tokens
         self.prompt_tokens = scenario.prompt_tokens
-        lends = scenario.pipeline.mode != "Colocated" and bool(lent_pools(scenario))
+        lends = scenario.pipeline.mode != "Colocated" and bool(shared_pools(scenario))
         self.tells_partials = scenario.partial_progress or scenario.scheduling.rebalance is not None or lends
         """Whether replicas tell of running samples while nothing waits."""
         self.calls = 0
@@ -202,8 +204,8 @@ class Shell:
         self.calls += 1
         for effect in call(self.core, self.timeline.now_s):
             self._carry_out[type(effect)](effect)
-        if self.core.in_portions:
-            self.tell(lambda core, _: core.go_on())
+        if self.core.has_more:
+            self.tell(lambda core, _: core.resume())
 
     def join(self, generator: "ModelledGenerator", hello: pb.GeneratorHello) -> None:
         """A replica says hello."""

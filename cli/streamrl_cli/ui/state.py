@@ -157,6 +157,7 @@ def status_tables(status: RunStatus) -> dict[str, Any]:
     """What pages show of it beside its numbers."""
     return {
         "dispatch": status.get("dispatch"),
+        "delivery": status.get("delivery"),
         "holders": cut(holders(status)),
         "speeds": cut(pool_speeds(status)),
         "signals": cut(signals(status)),

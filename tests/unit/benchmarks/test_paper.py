@@ -12,7 +12,7 @@ import pytest
 
 from streamrl.latency import LatencyCurve, replica_seconds
 from streamrl_cli.simulation.reading import parse_scenario
-from streamrl_workers.scheduler.groups import planning
+from streamrl_workers.scheduler import planning
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 NAMES = ("rule", "profile", "calibration", "measured", "facts", "svg", "tables", "holdout", "runs", "resources")

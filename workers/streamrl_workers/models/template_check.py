@@ -67,14 +67,12 @@ def _is_bounded(template: str, tokens: dict[str, Any], *, is_open: bool) -> bool
     from transformers.utils.chat_template_utils import render_jinja_template
 
     try:
-        rendered, _ = render_jinja_template(
-            [_CONVERSATION], chat_template=template, add_generation_prompt=is_open, **tokens
-        )
+        found = render_jinja_template([_CONVERSATION], chat_template=template, add_generation_prompt=is_open, **tokens)
     except MemoryError:
         return False
     except Exception:  # noqa: BLE001 - whatever a template raises: it has come to an end
         return True
-    return len(rendered[0]) <= MOST_CHARS
+    return len(found[0][0]) <= MOST_CHARS
 
 
 if __name__ == "__main__":

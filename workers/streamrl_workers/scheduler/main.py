@@ -293,7 +293,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
         door=Door(
             max_tokens=run.job.spec.task.sampling.max_tokens,
             batch_groups=run.job.spec.pipeline.batch_groups,
-            resamples=settings.resampled_percent > 0,
+            resamples=settings.extensions.resampled_percent > 0,
             newest_step=lambda: core.newest_step,
         ),
         ending=run.ending,
@@ -362,11 +362,12 @@ def _check_data(run: Run, recovered: Recovered) -> ProcessExit | None:
 def _settings(run: Run) -> SchedulerSettings:
     settings = SchedulerSettings.from_job(run.job.spec)
     if run.environment.job_is_elsewhere:  # in pods, which have devices of their own
-        settings = replace(settings, lent_pools=frozenset())
+        settings = replace(settings, extensions=replace(settings.extensions, shared_pools=frozenset()))
     held_out = run.pool.held_out_size
     if held_out is None:
         return settings
-    return replace(settings, evaluation_prompts=min(settings.evaluation_prompts, held_out))
+    evaluation = replace(settings.evaluation, prompts=min(settings.evaluation.prompts, held_out))
+    return replace(settings, evaluation=evaluation)
 
 
 async def _end(run: Run, ending: ProcessExit, *, connections: Connections, status: StatusEndpoint) -> ProcessExit:

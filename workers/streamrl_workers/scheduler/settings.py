@@ -39,12 +39,89 @@ ROW_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSettings:
-    """A task of a mixture."""
+    """One task of the job."""
 
-    name: str
     sampling: pb.Sampling
     max_turns: int | None = None
-    """As `SchedulerSettings` has them."""
+    """Turns of the model with the environment; None: the task has no environment."""
+    name: str = ""
+    """Empty: the job has one task."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobTasks:
+    """All tasks of the job, and which prompt belongs to which."""
+
+    of_job: tuple[TaskSettings, ...]
+    shares: Mixture = field(default_factory=lambda: Mixture([1]))
+    max_tokens: int
+    """Maximum tokens of a completion, or of a turn, over all tasks."""
+
+    def of(self, prompt_index: int) -> TaskSettings:
+        """Return the task of the prompt; the same for either split."""
+        return self.of_job[self.shares.task_of(prompt_index)] if len(self.of_job) > 1 else self.of_job[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the tasks of a mixture; empty: the job has one task."""
+        return tuple(task.name for task in self.of_job if task.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSettings:
+    """Held-out evaluation."""
+
+    prompts: int
+    sampled: int = 0
+    """Sampled answers to each held-out prompt, beside the greedy one."""
+    interval: int
+    """Steps between evaluations."""
+    enabled: bool = True
+    """Whether the job has generators that answer held-out prompts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchSettings:
+    """In which order samples are given to generators."""
+
+    policy: str
+    """Key of the dispatch registry."""
+    options: SpecModel | None = None
+    """Options of the policy; None: its defaults."""
+    length_signals: tuple[str, ...]
+    """What predicts lengths, cheapest first (`scheduling.lengthSignals`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverySettings:
+    """In which order groups are given to the trainer."""
+
+    by_number: bool = False
+    """Whether groups are delivered by their numbers, not in the order in which they are scored."""
+    whole_batches: bool = False
+    """Whether groups are delivered only when a whole batch can be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtensionSettings:
+    """Features that not every job uses; each is read by its own module in `extensions/`."""
+
+    supervised: bool = False
+    """Whether samples are the data set's own answers; generators then evaluate only."""
+    reference_pool: str = ""
+    """The pool that computes the frozen model's log-probs of finished samples; empty: none."""
+    shared_pools: frozenset[str] = frozenset()
+    """Pools on the trainer's devices."""
+    colocated: bool = False
+    """Whether all pools are on the trainer's devices."""
+    shares_uplink: bool = False
+    """Whether other clusters take versions over one uplink, one after the other."""
+    resampled_percent: int = 0
+    """Share of the groups that are single turns at states of earlier samples."""
+    draws_per_step: int = 1
+    """Maximum batches scored for one step; above 1, groups with equal rewards are dropped."""
+    rebalance: Rebalance | None = None
+    """When running samples move to another generator; None: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,77 +135,30 @@ class SchedulerSettings:
     steps: int
     group_size: int
     """G: samples of one group."""
-    sampling: pb.Sampling
-    """With a mixture: what is one for all tasks, and bounds the others."""
     seed: int
-    evaluation_prompts: int
-    evaluation_sampled: int = 0
-    """Sampled answers to each held-out prompt, beside the greedy one."""
-    evaluation_interval: int
-    """Steps between evaluations."""
     lease_s: float
     max_buffer_bytes: int
-    dispatch: str
-    """Key of the dispatch registry."""
-    dispatch_options: SpecModel | None = None
-    """Its member of the contract; None: the defaults."""
-    rebalance: Rebalance | None = None
-    """When running samples move; None: they never do."""
-    length_signals: tuple[str, ...]
-    """What predicts lengths, cheapest first (`scheduling.lengthSignals`)."""
     prompt_look_ahead: int
-    partial_rollouts: bool = True
-    """Whether a sample that runs may go on under another version."""
-    in_order: bool = False
-    """Whether groups are delivered by their numbers, not as they are scored."""
-    whole_batches: bool = False
-    """Whether groups are delivered only when a whole batch can be."""
-    waits_are_phases: bool = False
-    """Whether all pools are on the trainer's devices: each then waits for its turn."""
-    lent_pools: frozenset[str] = frozenset()
-    """Pools on the trainer's devices."""
-    draws_per_step: int = 1
-    """Batches that may be scored for one step; above 1, groups with equal rewards are dropped."""
+    """Maximum prompts that are held ready."""
     max_issues: int = MAX_ISSUES
+    partial_rollouts: bool = True
+    """Whether a running sample may continue under another version."""
     archived_percent: int = 0
     """Share of the groups whose texts are stored with their samples, for the archive."""
-    max_turns: int | None = None
-    """Turns of the model with the environment; None: there is none."""
-    supervised: bool = False
-    """Whether samples are the data set's own answers: generators evaluate only."""
-    evaluates: bool = True
-    """Whether there are generators to answer held-out prompts."""
-    mixture: tuple[TaskSettings, ...] = ()
-    """Empty: there is one task."""
-    shares: Mixture = field(default_factory=lambda: Mixture([1]))
-    """Which prompt is of which task, of either split."""
-    frozen_pool: str = ""
-    """The pool that says the frozen model's log-probs of finished samples; empty: there is none."""
-    shares_uplink: bool = False
-    """Whether other clusters take versions over one uplink, in turn."""
-    resampled_percent: int = 0
-    """Share of the groups that are turns at states of earlier samples."""
     copies_url: str | None = None
-    """Object store that the trainer's checkpoint may be from."""
-
-    def sampling_of(self, prompt_index: int) -> pb.Sampling:
-        """How answers to this prompt are sampled."""
-        return self.mixture[self.shares.task_of(prompt_index)].sampling if self.mixture else self.sampling
-
-    def max_turns_of(self, prompt_index: int) -> int | None:
-        """Turns of the model from this prompt on; None: there is no environment."""
-        return self.mixture[self.shares.task_of(prompt_index)].max_turns if self.mixture else self.max_turns
-
-    def task_name(self, prompt_index: int) -> str:
-        """Of the task that this prompt is of; empty: there is one."""
-        return self.mixture[self.shares.task_of(prompt_index)].name if self.mixture else ""
+    """Object store that the trainer's checkpoint may come from."""
+    tasks: JobTasks
+    evaluation: EvaluationSettings
+    dispatch: DispatchSettings
+    delivery: DeliverySettings = field(default_factory=DeliverySettings)
+    extensions: ExtensionSettings = field(default_factory=ExtensionSettings)
 
     @classmethod
     def from_job(cls, spec: RLJobSpec) -> "SchedulerSettings":
-        """Read the settings out of a validated specification."""
+        """Read the settings from a validated specification."""
         pipeline, scheduling = spec.pipeline, spec.scheduling
-        in_order = pipeline.delivery == "Logical"
-        partial_rollouts = pipeline.partial_rollouts and not in_order
+        by_number = pipeline.delivery == "Logical"
+        partial_rollouts = pipeline.partial_rollouts and not by_number
         look_ahead = min(max(2 * pipeline.batch_groups, MIN_LOOK_AHEAD), MAX_LOOK_AHEAD)
         buffer_bytes, supervised = parse_bytes(scheduling.max_buffer_bytes), spec.algorithm.supervised is not None
         if supervised:  # prompts come with their answers
@@ -138,37 +168,47 @@ class SchedulerSettings:
             staleness=pipeline.staleness,
             steps=pipeline.steps,
             group_size=spec.task.group_size,
-            sampling=_sampling(spec.task.sampling),
             seed=spec.seed,
-            evaluation_prompts=spec.task.evaluation.max_prompts,
-            evaluation_sampled=spec.task.evaluation.sampled_answers,
-            evaluation_interval=spec.task.evaluation.interval_steps,
             lease_s=scheduling.lease_seconds,
             max_buffer_bytes=buffer_bytes,
-            dispatch=scheduling.dispatch.key,
-            dispatch_options=scheduling.dispatch.value,
-            rebalance=scheduling.rebalance,
-            length_signals=scheduling.length_signals,
             prompt_look_ahead=look_ahead,
             partial_rollouts=partial_rollouts,
-            in_order=in_order,
-            whole_batches=pipeline.mode in _WHOLE_BATCH_MODES,
-            waits_are_phases=len(spec.lent_pools) == len(spec.generators) > 0,
-            lent_pools=frozenset(
-                one.name for one in spec.generators if one.name in spec.lent_pools and one.engine.common.pauses
-            ),
-            draws_per_step=_draws_per_step(spec.algorithm),
             archived_percent=spec.storage.archive.share_percent,
-            max_turns=None if spec.task.mixture else _max_turns(spec.task.tasks[0]),
-            mixture=tuple(_task(task) for task in spec.task.tasks if task.name),
-            shares=spec.task.shares,
-            supervised=supervised,
-            evaluates=bool(spec.generators),
-            frozen_pool="" if spec.frozen_pool is None else spec.frozen_pool.name,
-            shares_uplink=spec.weights.has_uplink and partial_rollouts,
-            resampled_percent=_resampled_percent(spec.algorithm),
             copies_url=spec.storage.checkpoints.url,
+            tasks=JobTasks(
+                of_job=tuple(map(_task, spec.task.tasks)),
+                shares=spec.task.shares,
+                max_tokens=spec.task.sampling.max_tokens,
+            ),
+            evaluation=EvaluationSettings(
+                prompts=spec.task.evaluation.max_prompts,
+                sampled=spec.task.evaluation.sampled_answers,
+                interval=spec.task.evaluation.interval_steps,
+                enabled=bool(spec.generators),
+            ),
+            dispatch=DispatchSettings(
+                policy=scheduling.dispatch.key,
+                options=scheduling.dispatch.value,
+                length_signals=scheduling.length_signals,
+            ),
+            delivery=DeliverySettings(by_number=by_number, whole_batches=pipeline.mode in _WHOLE_BATCH_MODES),
+            extensions=_extensions(spec, partial_rollouts=partial_rollouts),
         )
+
+
+def _extensions(spec: RLJobSpec, *, partial_rollouts: bool) -> ExtensionSettings:
+    return ExtensionSettings(
+        supervised=spec.algorithm.supervised is not None,
+        reference_pool="" if spec.frozen_pool is None else spec.frozen_pool.name,
+        shared_pools=frozenset(
+            one.name for one in spec.generators if one.name in spec.lent_pools and one.engine.common.pauses
+        ),
+        colocated=len(spec.lent_pools) == len(spec.generators) > 0,
+        shares_uplink=spec.weights.has_uplink and partial_rollouts,
+        resampled_percent=_resampled_percent(spec.algorithm),
+        draws_per_step=_draws_per_step(spec.algorithm),
+        rebalance=spec.scheduling.rebalance,
+    )
 
 
 def _draws_per_step(algorithm: AlgorithmSpec) -> int:
@@ -183,11 +223,8 @@ def _resampled_percent(algorithm: AlgorithmSpec) -> int:
 
 
 def _task(task: SingleTask) -> TaskSettings:
-    return TaskSettings(name=task.name, sampling=_sampling(task.sampling), max_turns=_max_turns(task))
-
-
-def _max_turns(task: SingleTask) -> int | None:
-    return None if task.turns is None else task.turns.max_turns
+    max_turns = None if task.turns is None else task.turns.max_turns
+    return TaskSettings(name=task.name, sampling=_sampling(task.sampling), max_turns=max_turns)
 
 
 def _sampling(spec: Sampling) -> pb.Sampling:

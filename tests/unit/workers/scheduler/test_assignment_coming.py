@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from streamrl_workers.metrics.step_times import StepCounts, bucket_of
-from streamrl_workers.scheduler import assignment
-from streamrl_workers.scheduler.fleet import LOAD_GRACE_S
-from streamrl_workers.scheduler.groups.planning import PORTION
+from streamrl_workers.scheduler import rollout
+from streamrl_workers.scheduler.generators import LOAD_GRACE_S
 from streamrl_workers.scheduler.lengths import Lengths, prompt_key
+from streamrl_workers.scheduler.planning import PORTION
 from support.core_events import issued
 from support.core_world import World, settings
 from support.known_lengths import KnownLengths, SureLengths
@@ -164,7 +164,7 @@ def test_with_length_pools_it_does_not_matter_who_loads_first(order: Sequence[st
 
 
 def test_with_too_many_to_keep_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assignment, "MOST_KEPT", 4)
+    monkeypatch.setattr(rollout, "MOST_KEPT", 4)
     run = ready("g0", "g1", slots=SAMPLES)
     plan(run)
     load(run, "g0")
@@ -173,14 +173,14 @@ def test_with_too_many_to_keep_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) 
 
 def test_long_prompts_are_issued_in_portions(monkeypatch):
     """A thousand at once would hold up everything else."""
-    monkeypatch.setattr(assignment, "PORTION_BYTES", 3 * len("train 0") - 1)
+    monkeypatch.setattr(rollout, "ISSUE_PORTION_BYTES", 3 * len("train 0") - 1)
     run = ready("a", "b", slots=SAMPLES // 2)
     plan(run)
     sizes = []
     for name in ("a", "b"):
         run.core.weights_loaded(name, version=run.generators[name].wanted, now_s=0.0)
-        while run.core.in_portions:
-            effects = run.core.go_on()
+        while run.core.has_more:
+            effects = run.core.resume()
             assert len(effects) <= 3, "no generator is told that it gets nothing while there is more"
             sizes.append(len(issued(effects)))
     assert sizes == [3, 1, 3, 1]

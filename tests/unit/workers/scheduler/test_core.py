@@ -5,9 +5,9 @@ import pytest
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
+from streamrl_workers.scheduler import rollout
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.groups import lifecycle
-from streamrl_workers.scheduler.groups.life import GroupState
+from streamrl_workers.scheduler.model import GroupState
 from streamrl_workers.scheduler.records import Recovered
 from streamrl_workers.stream.packing import pack_int32
 from streamrl_workers.tasks.values import Score
@@ -33,7 +33,7 @@ def test_a_dead_generators_samples_go_on_from_their_tokens():
     info = pb.GeneratorHello(
         generator_id="g9", instance="x", pool="p", slots=12, version=pb.VersionName(step=0, attempt=1)
     )
-    again = issued([*run.core.generator_joined(info, now_s=0.0), *run.core.go_on()])
+    again = issued([*run.core.generator_joined(info, now_s=0.0), *run.core.resume()])
     (resumed,) = [r for r in again if (r.group_id, r.sample_index) == (request.group_id, request.sample_index)]
     assert resumed.lease != lease
     assert resumed.seed == request.seed
@@ -100,7 +100,7 @@ def _first_requests(run: World) -> list[pb.SampleRequest]:
     run.trainer.inbox.clear()
     name = pb.VersionName(attempt=1, step=0)
     run.core.published(pb.Published(version=name), address="h:1")
-    return issued([*run.core.weights_loaded("g0", version=name, now_s=0.0), *run.core.go_on()])
+    return issued([*run.core.weights_loaded("g0", version=name, now_s=0.0), *run.core.resume()])
 
 
 def test_a_group_is_handed_over_only_when_it_is_durable():
@@ -346,11 +346,13 @@ def test_a_delivered_group_leaves_the_memory_and_comes_again_from_the_journal():
     run = world(slots=12)
     end_samples(run, group=0)
     run.commit(100)
-    groups = run.core._components.groups
+    groups = run.core._groups
     delivered = [group for group in groups if group.state is GroupState.DELIVERED]
-    assert delivered and not any(group.trajectories for group in delivered)
+    assert delivered and not any(group.result.samples for group in delivered)
     running = sum(sample.size_bytes for group in groups for sample in group.samples)
-    assert run.core.view().buffered_bytes == running + sum(len(one) for group in groups for one in group.trajectories)
+    assert run.core.view().buffered_bytes == running + sum(
+        group.result.size_bytes for group in groups if group.result and group.result.samples
+    )
     run.start_trainer()
     run.run_out()
 
@@ -359,7 +361,7 @@ def test_a_groups_samples_share_their_prompts_tokens():
     run = world(slots=12)
     items = [token(lease, prompt_tokens=pack_int32([1, 2, 3])) for lease in run.generators["g0"].active]
     run.do(run.core.generator_progress("g0", items=items, now_s=0.0))
-    for group in run.core._components.groups:
+    for group in run.core._groups:
         assert len({id(sample.prompt_tokens) for sample in group.samples if sample.prompt_tokens}) <= 1
 
 
@@ -475,7 +477,7 @@ def test_unsound_progress_of_an_evaluation_is_made_again_but_not_for_ever(item: 
 
 def test_scored_groups_become_trajectories_in_portions(monkeypatch: pytest.MonkeyPatch):
     """Copies of thousands of long samples at once would hold up everything else."""
-    monkeypatch.setattr(lifecycle, "PORTION_BYTES", 1)
+    monkeypatch.setattr(rollout, "PORTION_BYTES", 1)
     run = world(slots=12)
     for lease in list(run.generators["g0"].active):
         run.make_token(run.generators["g0"], lease, finish="stop")
@@ -485,7 +487,7 @@ def test_scored_groups_become_trajectories_in_portions(monkeypatch: pytest.Monke
     made = []
     while True:
         made.append(sum(isinstance(e, fx.Write) and isinstance(e.record, rec.Scored) for e in effects))
-        if not run.core.in_portions:
+        if not run.core.has_more:
             break
-        effects = run.core.go_on()
+        effects = run.core.resume()
     assert made == [1] * len({score.group_id for score in scores})

@@ -25,9 +25,10 @@ from hypothesis.stateful import (
 )
 
 from streamrl.spec.scheduling import Rebalance, SkewAware
-from streamrl_workers.scheduler import dispatcher, rebalancing
-from streamrl_workers.scheduler.fleet import Fleet
-from streamrl_workers.scheduler.rebalancing import Move
+from streamrl_workers.scheduler import planning
+from streamrl_workers.scheduler.extensions import rebalancing
+from streamrl_workers.scheduler.extensions.rebalancing import Move
+from streamrl_workers.scheduler.generators import Fleet
 from streamrl_workers.scheduler.records import Evaluated, StepTaken
 from support.core_world import World, settings
 from support.known_lengths import KnownLengths
@@ -263,7 +264,7 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(sure=st.booleans())
     def trust(self, sure: bool) -> None:
         """Predictions win or lose trust; the next event finds it so."""
-        self.world.lengths.sure = sure
+        self.world.lengths.trusted = sure
 
     @rule(trainer_too=st.booleans())
     def crash(self, trainer_too: bool) -> None:
@@ -277,9 +278,9 @@ class CoreMachine(RuleBasedStateMachine):
     def the_buffer_is_what_has_arrived(self) -> None:
         if not hasattr(self, "world"):
             return
-        groups = list(self.world.core._components.groups)
+        groups = list(self.world.core._groups)
         running = sum(sample.size_bytes for group in groups for sample in group.samples)
-        scored = sum(len(data) for group in groups for data in group.trajectories)
+        scored = sum(len(data) for group in groups if group.result is not None for data in group.result.samples)
         assert self.world.core.view().buffered_bytes == running + scored
 
     @invariant()
@@ -326,41 +327,41 @@ TestStaleness4 = machine(4)
 TestTurns = machine(1, max_turns=3)
 TestTurnsWithoutStaleness = machine(0, max_turns=2)
 TestResampledTurns = machine(1, max_turns=3, resampled_percent=50)
-TestResampledTurnsInOrder = machine(0, max_turns=2, resampled_percent=70, in_order=True, partial_rollouts=False)
-TestColocated = machine(0, whole_batches=True, waits_are_phases=True, lent_pools=frozenset({"p"}))
-TestLending = machine(1, pools=LENT, lent_pools=frozenset({"lent"}))
-TestLendingWithoutStaleness = machine(0, pools=LENT, lent_pools=frozenset({"lent"}))
-TestLendingOfWholeBatches = machine(1, pools=LENT, lent_pools=frozenset({"lent"}), whole_batches=True)
-TestLendingOfTurns = machine(2, pools=LENT, lent_pools=frozenset({"lent"}), max_turns=3)
-TestLendingInOrder = machine(0, pools=LENT, lent_pools=frozenset({"lent"}), in_order=True, partial_rollouts=False)
-TestLendingOfSamplesOfOneVersion = machine(2, pools=LENT, lent_pools=frozenset({"lent"}), partial_rollouts=False)
+TestResampledTurnsInOrder = machine(0, max_turns=2, resampled_percent=70, by_number=True, partial_rollouts=False)
+TestColocated = machine(0, whole_batches=True, colocated=True, shared_pools=frozenset({"p"}))
+TestLending = machine(1, pools=LENT, shared_pools=frozenset({"lent"}))
+TestLendingWithoutStaleness = machine(0, pools=LENT, shared_pools=frozenset({"lent"}))
+TestLendingOfWholeBatches = machine(1, pools=LENT, shared_pools=frozenset({"lent"}), whole_batches=True)
+TestLendingOfTurns = machine(2, pools=LENT, shared_pools=frozenset({"lent"}), max_turns=3)
+TestLendingInOrder = machine(0, pools=LENT, shared_pools=frozenset({"lent"}), by_number=True, partial_rollouts=False)
+TestLendingOfSamplesOfOneVersion = machine(2, pools=LENT, shared_pools=frozenset({"lent"}), partial_rollouts=False)
 TestBatch = machine(0, whole_batches=True)
 TestBatchOfStaleness1 = machine(1, whole_batches=True)
 TestBatchOfStaleness3 = machine(3, whole_batches=True)
 TestSamplesOfOneVersion = machine(1, partial_rollouts=False)
 TestSamplesOfOneVersionWithTurns = machine(2, partial_rollouts=False, max_turns=2)
-TestInOrder = machine(0, in_order=True, partial_rollouts=False)
-TestWholeBatchesInOrder = machine(0, in_order=True, partial_rollouts=False, whole_batches=True)
+TestInOrder = machine(0, by_number=True, partial_rollouts=False)
+TestWholeBatchesInOrder = machine(0, by_number=True, partial_rollouts=False, whole_batches=True)
 TestClustersInTurn = machine(1, clusters={"a": "east", "c": "west"}, shares_uplink=True)
 TestClustersInTurnWithoutStaleness = machine(0, clusters={"a": "east", "b": "east", "c": "west"}, shares_uplink=True)
-FROZEN: dict[str, Any] = {"pools": {"b": "f", "c": "f"}, "frozen_pool": "f"}
+FROZEN: dict[str, Any] = {"pools": {"b": "f", "c": "f"}, "reference_pool": "f"}
 TestFrozen = machine(1, **FROZEN)
 TestFrozenWithoutStaleness = machine(0, **FROZEN)
 TestFrozenWithTurns = machine(2, max_turns=3, **FROZEN)
 TestFrozenSamplesOfOneVersion = machine(1, partial_rollouts=False, **FROZEN)
-TestFrozenInOrder = machine(0, in_order=True, partial_rollouts=False, **FROZEN)
+TestFrozenInOrder = machine(0, by_number=True, partial_rollouts=False, **FROZEN)
 TestFrozenDynamicSampling = machine(1, draws_per_step=3, whole_batches=True, **FROZEN)
 TestFrozenResampledTurns = machine(1, max_turns=3, resampled_percent=50, **FROZEN)
 TestDynamicSampling = machine(1, draws_per_step=3)
 TestDynamicSamplingWithoutStaleness = machine(0, draws_per_step=2)
 TestSupervised = machine(0, supervised=True, group_size=1)
-TestSupervisedInOrder = machine(0, supervised=True, group_size=1, in_order=True, partial_rollouts=False)
+TestSupervisedInOrder = machine(0, supervised=True, group_size=1, by_number=True, partial_rollouts=False)
 TestSupervisedWithoutGenerators = machine(0, supervised=True, group_size=1, evaluates=False)
 TestDynamicSamplingOfWholeBatches = machine(2, draws_per_step=2, whole_batches=True)
 
 
 def test_an_order_for_generators_that_are_gone_strands_nobody(monkeypatch):
-    monkeypatch.setattr(dispatcher, "FLEET_SHARE", 1)  # all of the generators must change before there is a new order
+    monkeypatch.setattr(planning, "FLEET_SHARE", 1)  # all of the generators must change before there is a new order
     run_state_machine_as_test(CoreMachine, settings=EXAMPLES)
 
 

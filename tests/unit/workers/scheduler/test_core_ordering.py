@@ -29,7 +29,7 @@ def test_whole_batches_are_delivered_at_once(whole_batches, delivered):
 @pytest.mark.parametrize(
     ("demands", "trainer", "generator"),
     [
-        ({"whole_batches": True, "waits_are_phases": True}, "phase", "phase"),
+        ({"whole_batches": True, "colocated": True}, "phase", "phase"),
         ({"whole_batches": True}, "no_samples", "staleness"),
         ({}, "no_samples", "staleness"),
     ],

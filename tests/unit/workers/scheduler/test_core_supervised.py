@@ -5,8 +5,8 @@ from collections import deque
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.components import make_components
-from streamrl_workers.scheduler.evaluation import PATIENCE_LEASES, Announcer
+from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.evaluation import PATIENCE_LEASES
 from streamrl_workers.scheduler.records import Recovered
 from support.core_events import joined
 from support.core_world import World, settings
@@ -59,7 +59,7 @@ def test_over_every_connection_the_welcome_is_at_once_and_the_rows_follow(taken:
 
 
 def test_rows_that_are_too_many_bytes_end_the_run_with_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamrl_workers.scheduler.groups.supervised.MOST_BYTES", 10)
+    monkeypatch.setattr("streamrl_workers.scheduler.extensions.supervised.MOST_BYTES", 10)
     run = supervised(evaluation_prompts=2)
     deliver(run, "held_out")
     assert run.failed.startswith("spec.task.evaluation.maxPrompts: the held-out rows must have at most 10 bytes")
@@ -82,14 +82,12 @@ def test_an_evaluation_that_no_generator_makes_counts_as_failed_and_training_goe
     run.do(run.core.tick(run.now_s))
     for _ in range(20):
         run.progress_once()
-    assert run.trainer.step == run.job.evaluation_interval
+    assert run.trainer.step == run.job.evaluation.interval
     assert run.core.last_evaluation.failed == 2
 
 
 def test_versions_that_nobody_is_to_have_are_forgotten_but_for_the_newest() -> None:
-    job = settings(supervised=True, group_size=1, staleness=0, evaluates=False)
-    parts = make_components(job, Recovered(), first_lease=1, lengths=None, curves=None)
-    announcer = Announcer(parts.outbox, fleet=parts.fleet, evaluator=parts.evaluator, only_due=True)
+    announcer = Core(settings(supervised=True, group_size=1, staleness=0, evaluates=False), Recovered())._weights
     for step in range(100):
         announcer.published(pb.VersionName(attempt=1, step=step, hash=b"h"), address="h:1")
         announcer.advance(recorded_steps=step)

@@ -3,7 +3,7 @@
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.scheduler.fleet import LOAD_GRACE_S, LOAD_PATIENCE, MOST_PATIENCE, Fleet
+from streamrl_workers.scheduler.generators import LOAD_GRACE_S, LOAD_PATIENCE, MOST_PATIENCE, Fleet
 
 QUICKEST_S = 10.0
 
@@ -20,10 +20,10 @@ def load(found: Fleet, *, step: int, **seconds: float) -> float:
     """All are told of the version now, and these load it after so many seconds; when it was told."""
     told_s = found.now_s
     for generator in found:
-        found.tell(generator, (1, step))
+        found.announce(generator, (1, step))
     for name, took_s in sorted(seconds.items(), key=lambda item: item[1]):
         found.now_s = told_s + took_s
-        generator = found.get(name)
+        generator = found.connected.get(name)
         assert generator is not None
         found.loaded(generator, (1, step))
     return told_s

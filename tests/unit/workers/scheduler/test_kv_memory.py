@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamrl_workers.scheduler.kv_memory import KvBook, KvEstimate, KvSize
+from streamrl_workers.scheduler.generators import KvBook, KvEstimate, KvSize
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
 from support.core_events import issued, joined, read_inbox, token
 from support.core_world import World

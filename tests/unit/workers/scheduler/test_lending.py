@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamrl_workers.scheduler.lending import TAKE_OVER_S
+from streamrl_workers.scheduler.extensions.device_sharing import TAKE_OVER_S
 from support.core_events import Always, end_samples, read_inbox
 from support.core_peers import is_evaluation
 from support.core_world import World, settings
@@ -12,7 +12,7 @@ OWN, LENT = "own", "lent"
 
 def world(*, slots: tuple[int, int], said: bool = True, **demands) -> World:
     """A run whose two generators have version 0; `said`: the trainer has said that it waits."""
-    demands = {"staleness": 0, "evaluation_prompts": 0, "lent_pools": frozenset({LENT}), **demands}
+    demands = {"staleness": 0, "evaluation_prompts": 0, "shared_pools": frozenset({LENT}), **demands}
     run = World(settings(**demands), slots=slots)
     run.pools = {LENT: LENT}
     if not said:
@@ -98,7 +98,7 @@ def test_a_lent_generator_that_dies_while_it_is_paused_leaves_its_samples_to_oth
         ({"told": False}, 12, TAKE_OVER_S, True),  # without a token they begin there
         ({}, 12, TAKE_OVER_S / 2, False),  # not all of its tokens may have been told
         ({}, 3, TAKE_OVER_S, False),  # no slot is free
-        ({"in_order": True, "partial_rollouts": False}, 12, TAKE_OVER_S, False),
+        ({"by_number": True, "partial_rollouts": False}, 12, TAKE_OVER_S, False),
         ({"partial_rollouts": False}, 12, TAKE_OVER_S, True),  # the version is the same
     ],
 )

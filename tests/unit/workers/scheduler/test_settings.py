@@ -29,13 +29,13 @@ def job_settings(**spec) -> SchedulerSettings:
 def test_settings_from_a_job():
     found = job_settings()
     assert (found.batch_groups, found.staleness, found.steps, found.group_size) == (4, 1, 9, 8)
-    assert (found.dispatch, found.length_signals, found.prompt_look_ahead) == (
+    assert (found.dispatch.policy, found.dispatch.length_signals, found.prompt_look_ahead) == (
         "longestFirst",
         ("History", "Siblings"),
         64,
     )
     assert found.max_buffer_bytes == 256 * 2**20
-    assert found.draws_per_step == 1
+    assert found.extensions.draws_per_step == 1
 
 
 def test_rows_with_answers_are_held_ready_within_the_buffer():
@@ -43,7 +43,7 @@ def test_rows_with_answers_are_held_ready_within_the_buffer():
     task = {"dataset": {"jsonl": {"path": "x.jsonl"}}, "sampling": {"maxTokens": 5}, "groupSize": 1, "rewards": []}
     pipeline = {"mode": "StreamSync", "batchGroups": 4, "steps": 9}
     found = job_settings(task=task, pipeline=pipeline, generators=[], **bounded)
-    assert found.prompt_look_ahead * found.sampling.max_tokens * ROW_BYTES <= 1024 < 64 * 5 * ROW_BYTES
+    assert found.prompt_look_ahead * found.tasks.max_tokens * ROW_BYTES <= 1024 < 64 * 5 * ROW_BYTES
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,11 @@ def test_rows_with_answers_are_held_ready_within_the_buffer():
 )
 def test_a_mode_is_two_answers_and_a_staleness(mode, staleness, whole_batches, turns):
     found = job_settings(pipeline={"mode": mode, "batchGroups": 4, "steps": 9})
-    assert (found.staleness, found.whole_batches, found.waits_are_phases) == (staleness, whole_batches, turns)
+    assert (found.staleness, found.delivery.whole_batches, found.extensions.colocated) == (
+        staleness,
+        whole_batches,
+        turns,
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +76,7 @@ def test_a_mode_is_two_answers_and_a_staleness(mode, staleness, whole_batches, t
 def test_colocated_is_the_mode_whose_pools_are_all_on_the_trainers_devices(mode, devices, lent):
     pools = [{"name": name, "engine": {"hf": {}}, **({"devices": on} if on else {})} for name, on in devices.items()]
     found = job_settings(pipeline={"mode": mode, "batchGroups": 4, "steps": 9}, generators=pools)
-    assert (found.lent_pools, found.waits_are_phases) == (frozenset(lent), mode == "Colocated")
+    assert (found.extensions.shared_pools, found.extensions.colocated) == (frozenset(lent), mode == "Colocated")
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,7 @@ def test_colocated_is_the_mode_whose_pools_are_all_on_the_trainers_devices(mode,
     ],
 )
 def test_an_algorithm_with_dynamic_sampling_draws_again(algorithm, draws):
-    assert job_settings(algorithm=algorithm).draws_per_step == draws
+    assert job_settings(algorithm=algorithm).extensions.draws_per_step == draws
 
 
 @pytest.mark.parametrize(
@@ -96,4 +100,4 @@ def test_versions_take_turns_on_the_uplink_where_a_sample_may_go_on_under_anothe
         weights={"http": {"uplinkBytesPerSecond": "1Mi"}},
         generators=[{"name": "p", "engine": {"hf": {"slots": 1}}}],
     )
-    assert (found.partial_rollouts, found.shares_uplink) == (partial, partial)
+    assert (found.partial_rollouts, found.extensions.shares_uplink) == (partial, partial)

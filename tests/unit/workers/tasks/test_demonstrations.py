@@ -10,7 +10,7 @@ from streamrl.errors import UserError
 from streamrl.spec.algorithm import SupervisedSpec
 from streamrl_workers.generator.engines.requests import PromptTokens
 from streamrl_workers.models.load import load_tokenizer
-from streamrl_workers.scheduler.groups.supervised import demonstrated_sample
+from streamrl_workers.scheduler.extensions.supervised import demonstrated_sample
 from streamrl_workers.stream.packing import unpack_int32
 from streamrl_workers.stream.segments import context_ranges, trained_places
 from streamrl_workers.tasks.dataset import TaskDataset, open_dataset

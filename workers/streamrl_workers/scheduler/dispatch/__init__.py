@@ -4,7 +4,7 @@
     length_pools.py   Algorithm 2                             makespan.py   how long a batch takes
     speeds.py         how fast each pool is                   model.py      what an order is worth
 
-Beside this folder: `dispatcher.py` (when an order is made, and from what) and `rebalancing.py` (running samples that go on elsewhere, an option).
+Beside this folder: `planning.py`, `Dispatcher` (when an order is made, and from what) and `extensions/rebalancing.py` (running samples that go on elsewhere, an option).
 `docs/dispatch.md` tells when which policy pays.
 """
 

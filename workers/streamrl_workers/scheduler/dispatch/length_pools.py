@@ -9,7 +9,7 @@ Algorithm 2 of StreamRL (arXiv 2504.15930), `split: Algorithm2`:
 `split: Searched`: Algorithm 2 for each of LONG_PERCENTS, with its generators for the long ones and with twice as many; the least modelled
 makespan (`model.py`) is taken.
 
-A generator that has nothing left of its pool, and holds nothing, steals from the other one (`assignment.py`).
+A generator that has nothing left of its pool, and holds nothing, steals from the other one (`rollout.py`).
 Over unequal instances a pool's samples are dealt in proportion to their full speed; the long pool has the fastest.
 """
 

@@ -41,7 +41,7 @@ def dealt(samples: int, instances: Sequence[Instance], *, together: int = 1) -> 
 
     Args:
         samples: that are issued, one group after the other.
-        instances: of equally fast ones the emptier goes first, as `fleet.py` has it, then the earlier.
+        instances: of equally fast ones the emptier goes first, as `generators.py` has it, then the earlier.
         together: samples of a group; they go to one instance as far as its slots reach.
     """
     active = [0] * len(instances)

@@ -127,7 +127,7 @@ class Lengths:
         """Prompt key -> the ranker's newest answer."""
         self._prompts: list[tuple[int, str]] = []
         self._pairs: list[tuple[str, float]] = []
-        self._uses_siblings, self._asks = "Siblings" in signals, "Ranker" in signals
+        self._uses_siblings, self.asks = "Siblings" in signals, "Ranker" in signals
         newest = list(history.means().values())[-SCORES_WINDOW:]
         judged: dict[str, _Signal] = {
             "History": _Signal("History", history.known, SlidingQuantiles(newest, window=SCORES_WINDOW)),
@@ -142,13 +142,10 @@ class Lengths:
         """By group, what is to be judged."""
         self.predictions: Counter[str] = Counter()
         """Source -> groups that began with its prediction, since the start."""
+        self.trusted = False
+        """Whether predictions may decide anything: False until at least one signal has shown that it knows."""
         self.trusted_signals: frozenset[str] = frozenset()
         """Which may decide; another value only when a look has ended otherwise."""
-
-    @property
-    def trusted(self) -> bool:
-        """Whether predictions may decide anything: False until at least one signal has shown that it knows."""
-        return bool(self.trusted_signals)
 
     @property
     def rank_correlation(self) -> float:
@@ -196,10 +193,11 @@ class Lengths:
                 signal.trust.add(judged[signal.source], tokens=mean_tokens)
                 if signal.trust.trusted is not (signal.source in self.trusted_signals):
                     self.trusted_signals ^= {signal.source}
+                    self.trusted = bool(self.trusted_signals)
         for count in tokens:
             self.completions.add(count)
         self._history.learn(key, mean_tokens=mean_tokens)
-        if self._asks and prompt:
+        if self.asks and prompt:
             self._pairs.append((prompt, mean_tokens))
         self._places.pop(key, None)
 
@@ -212,7 +210,7 @@ class Lengths:
 
     def expect(self, prompt: str) -> None:
         """A group of this prompt is to come. It is scored also if an answer is known: that is of an older model."""
-        if self._asks:
+        if self.asks:
             self._prompts.append((prompt_key(prompt), prompt))
 
     def take_questions(self) -> tuple[tuple[tuple[int, str], ...], tuple[tuple[str, float], ...]]:

@@ -29,6 +29,8 @@ class SlidingQuantiles:
         self._window = window
         self._arrivals: deque[float] = deque()
         self._sorted: list[float] = []
+        self.seen = 0
+        """Values that were ever added."""
         for value in values:
             self.add(value)
 
@@ -41,6 +43,7 @@ class SlidingQuantiles:
             oldest = self._arrivals.popleft()
             del self._sorted[bisect_left(self._sorted, oldest)]
         self._arrivals.append(value)
+        self.seen += 1
         insort(self._sorted, value)
 
     def place(self, value: float) -> float:

@@ -96,7 +96,7 @@ class Executor:
             for effect in event(*args, **kwargs):
                 if self._ending.ending is None:
                     self._carry_out[type(effect)](effect)
-            if self._core.in_portions and not self._goes_on:
+            if self._core.has_more and not self._goes_on:
                 self._goes_on = True
                 asyncio.get_running_loop().call_soon(self._go_on)
         except BaseException as error:
@@ -106,7 +106,7 @@ class Executor:
 
     def _go_on(self) -> None:
         self._goes_on = False
-        self.call(self._core.go_on)
+        self.call(self._core.resume)
 
     async def run_tasks(self, pool: TaskSource) -> None:
         """The task loop."""

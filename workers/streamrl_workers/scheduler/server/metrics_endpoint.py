@@ -14,13 +14,13 @@ from streamrl.spec import RLJob
 from streamrl_pages.metrics import Labels, MetricSet
 from streamrl_workers.metrics import logprob_diff
 from streamrl_workers.process.silences import PROCESS_FROZEN
-from streamrl_workers.scheduler.components import DROP_REASONS, FAILURE_KINDS, CoreView, StepSummary
 from streamrl_workers.scheduler.dispatch.speeds import Guess
 from streamrl_workers.scheduler.lengths import JUDGED, SOURCES, Lengths
 from streamrl_workers.scheduler.lengths.trust import Quality
 from streamrl_workers.scheduler.server import cost
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
+from streamrl_workers.scheduler.views import DROP_REASONS, FAILURE_KINDS, CoreView, StepSummary
 from streamrl_workers.tasks.agent_hosts import HOST_ENDS, AgentHosts
 
 _ROLE = "scheduler"

@@ -1,7 +1,7 @@
 """What a peer may say, and what it is told in bytes: bounds of each event before it reaches the core, groups as they lie in memory.
 
 Owns the bounds of fields, by their kind, and of whole messages. Does not own what only the core can know: whether tokens
-fit the request that they are for (`scheduler/groups/sample.py`), whether a step fits the trainer's history (`trainer_feed.py`).
+fit the request that they are for (`scheduler/sample.py`), whether a step fits the trainer's history (`history.py`).
 
 Invariant: what passes raises nowhere behind this door, for its size, its encoding or its numbers.
 """
@@ -145,7 +145,7 @@ def check_trainer(event: pb.TrainerEvent) -> None:
 
 
 def _check_progress(batch: pb.ProgressBatch) -> None:
-    """Most of all events, so quickly; the rest of it is held against its request (`groups/sample.py`)."""
+    """Most of all events, so quickly; the rest of it is held against its request (`sample.py`)."""
     for item in batch.items:
         if item.error:
             _check_value("error", item.error)

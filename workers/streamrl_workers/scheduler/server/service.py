@@ -245,7 +245,7 @@ class _Generator(PeerHandler):
         self._call(self._core.generator_left, self._id)
 
     def refusal(self) -> str:
-        return "" if self._core.is_silent(self._id) else super().refusal()
+        return "" if self._core.is_unresponsive(self._id) else super().refusal()
 
     async def take(self, event: pb.GeneratorEvent | None) -> None:
         if event is not None:

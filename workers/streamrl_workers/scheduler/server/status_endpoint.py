@@ -1,7 +1,7 @@
 """What the scheduler tells people and machines: step and evaluation lines, the signals' pages.
 
 Owns `metrics/steps.jsonl`, `metrics/evaluations.jsonl` and `/status`; what Prometheus is told has a file of its own (`metrics_endpoint.py`).
-Decides nothing and computes only rates and means. Two parts of `/status`, whose key set is stable, zeros and nulls included:
+Decides nothing and computes only rates and means. Some parts of `/status`, whose key set is stable, zeros and nulls included:
 
     lengths.trusted          whether dispatch may use predictions
     lengths.predictions      source -> groups that began with its prediction, since the start
@@ -9,6 +9,7 @@ Decides nothing and computes only rates and means. Two parts of `/status`, whose
                              rank_correlation (-1 to 1)
     lengths.ranker           of the ranker's process (state `none`: it has none): deaths, prompts waiting, scored and dropped, pairs remembered,
                              rounds of tuning, cpu_s used
+    delivery.undelivered     why no further group is given to the trainer (`scheduler/delivery.py`, `Why`), and `reason`: the same as a sentence
     dispatch.why             the order in force, and its reason, for people
     dispatch.longest_first   whether the longest predicted of a batch go first
     dispatch.long_generators those of the long pool; empty: there is one pool
@@ -32,14 +33,6 @@ from streamrl.spec import RLJob
 from streamrl_workers.metrics import logprob_diff
 from streamrl_workers.metrics.jsonl import JsonlFile
 from streamrl_workers.process.silences import read_silences, silence_warnings
-from streamrl_workers.scheduler.components import (
-    DROP_REASONS,
-    FAILURE_KINDS,
-    CoreView,
-    PoolView,
-    StepSummary,
-    TaskSummary,
-)
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.order import Order, longest_in_batch
 from streamrl_workers.scheduler.dispatch.speeds import Guess
@@ -53,6 +46,14 @@ from streamrl_workers.scheduler.server.metrics_endpoint import SchedulerMetrics
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
 from streamrl_workers.scheduler.server.rates import BeatWindow, StepClock, mean_shares, tokens_per_s
 from streamrl_workers.scheduler.server.tracker_clients import TrackerClients
+from streamrl_workers.scheduler.views import (
+    DROP_REASONS,
+    FAILURE_KINDS,
+    CoreView,
+    PoolView,
+    StepSummary,
+    TaskSummary,
+)
 from streamrl_workers.tasks.agent_hosts import AgentHosts
 
 STEPS_FILE = "steps.jsonl"
@@ -208,6 +209,7 @@ class StatusEndpoint:
             "idle": dict(view.fleet.idle),
             "lengths": length_status(view.lengths, self.ranker()),
             "dispatch": dispatch_status(view.order, view.speeds),
+            "delivery": delivery_status(view),
             "announced_step": view.announced_step,
             "clusters": {name: asdict(turn) for name, turn in view.cluster_turns.items()},
             "agents": None if self.agent_hosts is None else dict(self.agent_hosts.numbers),
@@ -458,6 +460,17 @@ def length_status(lengths: Lengths, ranker: RankerStatus) -> dict[str, Any]:
         "signals": {signal: _signal(signal, lengths) for signal in JUDGED},
         "ranker": asdict(ranker),
     }
+
+
+def delivery_status(view: CoreView) -> dict[str, str | None]:
+    """Return the part `delivery`."""
+    why = view.undelivered
+    if why is None:
+        return {"undelivered": None, "reason": None}
+    states = view.groups_by_state
+    in_work = sum(states[state] for state in ("planned", "issued", "running", "finished"))
+    counts = f"step {view.step}: {view.delivered_groups} groups delivered, {states['scored']} scored, {in_work} in work"
+    return {"undelivered": why.name.lower(), "reason": f"{why.value} ({counts})"}
 
 
 def dispatch_status(order: Order, speeds: Mapping[str, LatencyCurve]) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 A tensor is passed on while the rest still comes, so a chain is as fast as one link, and each byte enters a cluster once. Generators that
 serve nobody take from those that do.
 
-Owns the order, which is the whole decision. Does not own versions (`evaluation.py`), addresses' reach, or moving bytes.
+Owns the order, which is the whole decision. Does not own versions (`weights.py`), addresses' reach, or moving bytes.
 
 Invariants: in a cluster where somebody serves exactly one generator has the trainer as its source; a source serves, and is of the same
 cluster; from every generator the sources lead to the trainer.

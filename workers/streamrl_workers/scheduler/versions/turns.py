@@ -9,7 +9,7 @@ before it, and what it then began would be almost too old. The first is never le
                  slow            ██████████████████████  left out of 7
 
 Owns the turns, and the seconds that a version takes each cluster, which it measures. Does not own who in a cluster pulls from whom
-(`sources.py`), nor the words to generators (`evaluation.py`). Pure: `now_s` comes with the call.
+(`sources.py`), nor the words to generators (`weights.py`). Pure: `now_s` comes with the call.
 
 Invariants: a turn ends; whoever is told of a version stays told of it; a cluster that is left out is tried again, since what is known of it fades.
 """

@@ -5,8 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.latency import LatencyCurve, replica_seconds
+from streamrl_workers.scheduler.extensions.rebalancing import (
+    DRAWS,
+    LOOK_INTERVAL_S,
+    Host,
+    RunningSample,
+    best_move,
+    tokens_left,
+)
 from streamrl_workers.scheduler.lengths.quantiles import SlidingQuantiles
-from streamrl_workers.scheduler.rebalancing import DRAWS, LOOK_INTERVAL_S, Host, RunningSample, best_move, tokens_left
 
 STEEP = LatencyCurve.of_milliseconds([(1, 8), (64, 80)])
 FLAT = LatencyCurve.of_milliseconds([(1, 8), (64, 8)])

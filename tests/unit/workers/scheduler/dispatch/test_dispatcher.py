@@ -9,13 +9,11 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.scheduling import SkewAware
 from streamrl_workers.metrics.step_times import StepCounts, bucket_of
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER
-from streamrl_workers.scheduler.dispatcher import Dispatcher
 from streamrl_workers.scheduler.evaluation import GROUP_BASE
-from streamrl_workers.scheduler.fleet import Fleet
-from streamrl_workers.scheduler.groups.staleness import Window
-from streamrl_workers.scheduler.groups.table import GroupTable
-from streamrl_workers.scheduler.groups.waiting import WaitingGroups
+from streamrl_workers.scheduler.generators import Fleet
 from streamrl_workers.scheduler.lengths import prompt_key
+from streamrl_workers.scheduler.model import GroupTable, Window
+from streamrl_workers.scheduler.planning import Dispatcher, WaitingGroups
 from support.core_events import Always
 from support.core_world import World, settings
 from support.known_lengths import KnownLengths, SureLengths
@@ -136,13 +134,13 @@ def test_a_pool_whose_generator_dies_is_served_by_the_other(gone):
 
 def test_trust_makes_pools_and_its_loss_ends_them():
     run = ready(pools=PAIR, slots=4, **STATIC)
-    run.lengths.sure = False
+    run.lengths.trusted = False
     assert go(run)["g0"] == [0, 0, 2, 2]
     assert not run.core.order.reorders
-    run.lengths.sure = True
+    run.lengths.trusted = True
     run.do(run.core.tick(run.now_s))
     assert run.core.order.long_generators
-    run.lengths.sure = False
+    run.lengths.trusted = False
     run.do(run.core.tick(run.now_s))
     assert "not proved" in run.core.order.why
 
@@ -152,7 +150,7 @@ def test_without_trust_every_policy_issues_what_fifo_does(dispatch):
     issues = []
     for key in ("fifo", dispatch):
         run = ready(pools=PAIR, slots=2, dispatch=key, batch_groups=5)
-        run.lengths.sure = False
+        run.lengths.trusted = False
         go(run)
         seen = []
         for _ in range(40):

@@ -15,8 +15,8 @@ from streamrl_workers.scheduler.dispatch.length_pools import algorithm_2, percen
 from streamrl_workers.scheduler.dispatch.makespan import Instance, fastest_first, list_seconds
 from streamrl_workers.scheduler.dispatch.model import MakespanModel
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER, LONGEST_FIRST, Candidate, Order, PlannedBatch, in_order
-from streamrl_workers.scheduler.groups.sample import sample_seed
 from streamrl_workers.scheduler.lengths import LengthHistory, prompt_key
+from streamrl_workers.scheduler.sample import sample_seed
 
 MOST_MODELLED = 50_000
 """Samples over all that an order models: a microsecond each at most."""

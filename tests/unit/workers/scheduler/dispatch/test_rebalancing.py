@@ -9,7 +9,7 @@ from streamrl.spec.scheduling import Rebalance
 from streamrl_workers.metrics.step_times import StepCounts, bucket_of
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.dispatch.speeds import MIN_STEPS
-from streamrl_workers.scheduler.rebalancing import MIN_COMPLETIONS, Rebalancer
+from streamrl_workers.scheduler.extensions.rebalancing import MIN_COMPLETIONS, Rebalancer
 from support.core_peers import SimGenerator
 from support.core_world import World, settings
 from support.known_lengths import KnownLengths
@@ -34,7 +34,7 @@ def started(*, measured: bool = True, steps_done: int = 2, names: tuple[str, ...
         "rebalance": Rebalance(),
     }
     run = World(settings(**{**values, **changes}), slots=(SLOTS,), lengths=KnownLengths())
-    run.lengths.sure = changes.get("dispatch") == "skewAware"
+    run.lengths.trusted = changes.get("dispatch") == "skewAware"
     run.start_trainer()
     for name in names:
         run.join_generator(name)

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.dispatch.order import LONGEST_FIRST
-from streamrl_workers.scheduler.groups.sample import Sample
-from streamrl_workers.scheduler.groups.staleness import Window
-from streamrl_workers.scheduler.groups.table import Group, GroupTable
-from streamrl_workers.scheduler.groups.waiting import WaitingGroups
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_key
+from streamrl_workers.scheduler.model import Group, GroupPrompt, GroupTable, Window
+from streamrl_workers.scheduler.planning import PromptGroups, WaitingGroups
+from streamrl_workers.scheduler.sample import Sample
+from streamrl_workers.scheduler.settings import TaskSettings
 
 GROUPS = 6
 
@@ -19,10 +20,11 @@ def queue(answers: Mapping[str, float] = {}) -> tuple[WaitingGroups, GroupTable,
     lengths.ranked({prompt_key(prompt): score for prompt, score in answers.items()})
     groups = GroupTable(Window(batch_groups=GROUPS, staleness=0, step=0))
     waiting = WaitingGroups(groups, order=LONGEST_FIRST, lengths=lengths, batch_groups=GROUPS)
+    source = PromptGroups(group_size=2, waiting=waiting)
     for number in range(GROUPS):
-        group = Group(number, number)
-        group.prompt, group.prompt_key = f"p{number}", prompt_key(f"p{number}")
-        group.samples = [Sample(0), Sample(1)]
+        prompt = GroupPrompt(index=number, key=prompt_key(f"p{number}"), text=f"p{number}")
+        group = Group(group_id=number, prompt=prompt, source=source, task=TaskSettings(sampling=pb.Sampling()))
+        group.begin_with([Sample(0), Sample(1)])
         groups.add(group)
         waiting.put(group, [1, 0])
     return waiting, groups, lengths

@@ -33,7 +33,7 @@ def page(*generators: Entry, trainer: Entry | None = None, steps_s: tuple[float,
     clock = StepClock(now_s=0.0)
     for end_s in steps_s:
         clock.recorded(now_s=end_s)
-    world = World(settings(evaluation_prompts=0, frozen_pool="f"))
+    world = World(settings(evaluation_prompts=0, reference_pool="f"))
     for number, generator in enumerate(generators):
         world.join_generator(f"g{number}", pool=generator.hello.pool)
     return scaling(world.core.view(), generators=generators, frozen_pool="f", trainer=trainer, clock=clock, now_s=20.0)

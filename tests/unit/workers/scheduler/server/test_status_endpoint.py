@@ -14,13 +14,13 @@ from streamrl.mixture import Mixture
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJob, parse_job
 from streamrl.step_lines import STEP_LINE
-from streamrl_workers.scheduler.components import DROP_REASONS
 from streamrl_workers.scheduler.effects import Effect
-from streamrl_workers.scheduler.groups.life import GROUP_LIFE, GroupState
+from streamrl_workers.scheduler.model import GROUP_LIFE, GroupState
 from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, PeerLink
 from streamrl_workers.scheduler.server.rates import BeatWindow
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint, _walls
 from streamrl_workers.scheduler.settings import TaskSettings
+from streamrl_workers.scheduler.views import DROP_REASONS
 from streamrl_workers.tasks.values import FailureKind
 from support.core_world import World, settings
 from support.jobs import parsed_job, simulated_job
@@ -158,7 +158,7 @@ def test_a_mixture_has_its_numbers_by_task(tmp_path: Path) -> None:
     document = simulated_job()
     document["spec"]["task"] = {"mixture": [{"name": name, **task} for name in "ab"], "sampling": {"maxTokens": 8}}
     sampling = pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=8)
-    job = {"mixture": tuple(TaskSettings(name=name, sampling=sampling) for name in "ab"), "shares": Mixture([1, 1])}
+    job = {"tasks": tuple(TaskSettings(name=name, sampling=sampling) for name in "ab"), "shares": Mixture([1, 1])}
     world = World(settings(group_size=2, batch_groups=2, staleness=0, steps=2, draws_per_step=2, **job), slots=(12,))
     world.reward = lambda group_id, sample_index: 0.5 if group_id == 0 else float(group_id % 2 == sample_index)
     status = StatusEndpoint(world.core, job=parse_job(document), connections=Connections(), run_dir=tmp_path)

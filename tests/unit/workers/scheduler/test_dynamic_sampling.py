@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamrl_workers.scheduler.groups.lifecycle import ZeroVarianceFilter, all_equal
+from streamrl_workers.scheduler.extensions.dynamic_sampling import ZeroVarianceFilter, all_equal
 
 EQUAL, UNEQUAL = (1.0, 1.0), (0.0, 1.0)
 

@@ -13,7 +13,7 @@ to its end.
 It looks while nothing waits for a slot and no evaluation runs, once the lengths of a batch and the speed of both generators
 are known and the last move has shown a token. A sample moves within its length pool, to a version that it may go on with.
 
-Owns the moment, the estimates and the choice. What a move does to sample, leases and messages is `groups/lifecycle.py`'s.
+Owns the moment, the estimates and the choice. What a move does to sample, leases and messages is `rollout.py`'s.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,11 +23,14 @@ from statistics import fmean
 
 from streamrl.latency import LatencyCurve, replica_seconds
 from streamrl.spec.scheduling import Rebalance
-from streamrl_workers.scheduler.components import SchedulerComponents
-from streamrl_workers.scheduler.fleet import Generator, Lease
-from streamrl_workers.scheduler.lengths import Lengths
+from streamrl_workers.scheduler.evaluation import Evaluator
+from streamrl_workers.scheduler.generators import Fleet, Generator, Lease
 from streamrl_workers.scheduler.lengths.predictor import COMPLETIONS_WINDOW
 from streamrl_workers.scheduler.lengths.quantiles import SlidingQuantiles
+from streamrl_workers.scheduler.model import GroupTable
+from streamrl_workers.scheduler.planning import WaitingGroups
+from streamrl_workers.scheduler.rollout import SampleLifecycle
+from streamrl_workers.scheduler.settings import SchedulerSettings
 
 LOOK_INTERVAL_S = 1.0
 """As often as generators tell of running samples; a move loses what is made in one interval."""
@@ -104,24 +107,33 @@ def tokens_left(seen: SlidingQuantiles, tokens: int, level: float, *, share: flo
 
 
 class Rebalancer:
-    """Moves samples."""
+    """Moves samples: an `Extension`."""
 
-    def __init__(self, parts: SchedulerComponents, *, options: Rebalance, lengths: Lengths) -> None:
-        settings = parts.settings
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        *,
+        options: Rebalance,
+        groups: GroupTable,
+        fleet: Fleet,
+        waiting: WaitingGroups,
+        lifecycle: SampleLifecycle,
+        evaluator: Evaluator,
+    ) -> None:
         self._options = options
-        self._lengths = lengths
-        self._groups = parts.groups
-        self._fleet = parts.fleet
-        self._waiting = parts.waiting
-        self._lifecycle = parts.lifecycle
-        self._evaluator = parts.evaluator
-        self._most_tokens = settings.sampling.max_tokens
+        self._lengths = lifecycle.lengths
+        self._groups = groups
+        self._fleet = fleet
+        self._waiting = waiting
+        self._lifecycle = lifecycle
+        self._evaluator = evaluator
+        self._most_tokens = settings.tasks.max_tokens
         self._enough = min(COMPLETIONS_WINDOW, max(MIN_COMPLETIONS, settings.batch_groups * settings.group_size))
         self._under_way: dict[int, int] = {}
         """Lease of a sample that was moved -> tokens that it had."""
         self._next_s = float("-inf")
 
-    def look(self) -> None:
+    def settle(self) -> None:
         """Move samples if it pays now."""
         if self._waiting.samples or self._evaluator.version is not None or self._fleet.now_s < self._next_s:
             return
@@ -134,7 +146,7 @@ class Rebalancer:
     def _is_under_way(self) -> bool:
         """Whether a sample that was moved has not had a token since."""
         for number, tokens in list(self._under_way.items()):
-            lease = self._fleet.lease(number)
+            lease = self._fleet.leases.get(number)
             if lease is None or self._tokens(lease) > tokens:
                 del self._under_way[number]
         return bool(self._under_way)
@@ -164,21 +176,21 @@ class Rebalancer:
         """The best of each version that they have, the best of all first: samples may go on with some versions alone."""
         best: dict[object, Generator] = {}
         for one in sorted(targets, key=self._fleet.offer):
-            best.setdefault((one.version, one.is_loading), one)
+            best.setdefault((one.weights.version, one.weights.is_loading), one)
         return list(best.values())
 
     def _may_move(self, number: int, target: Generator) -> bool:
-        lease = self._fleet.lease(number)
+        lease = self._fleet.leases.get(number)
         if lease is None or lease.moves >= self._options.max_moves:
             return False
         has_begun = bool(self._groups[lease.group_id].samples[lease.sample_index].spans)
         return has_begun and self._lifecycle.may_move(lease, to=target)
 
     def _carry_out(self, move: Move) -> None:
-        target = self._fleet.get(move.target)
+        target = self._fleet.connected.get(move.target)
         assert target is not None
         for number in move.leases:
-            lease = self._fleet.lease(number)
+            lease = self._fleet.leases.get(number)
             assert lease is not None
             if not self._lifecycle.fits(self._groups[lease.group_id], target, index=lease.sample_index):
                 return
@@ -188,7 +200,7 @@ class Rebalancer:
     # ---- what they hold
 
     def _host(self, generator: Generator) -> Host:
-        leases = [lease for lease in generator.leases.values() if not lease.evaluation]
+        leases = [lease for lease in generator.leases.values() if lease.source is self._lifecycle]
         shares = {group_id: self._share(group_id) for group_id in dict.fromkeys(lease.group_id for lease in leases)}
         return Host(
             generator_id=generator.generator_id,
@@ -214,8 +226,8 @@ class Rebalancer:
         if not self._lengths.trusted:
             return None
         group = self._groups[group_id]
-        finished = [sample.completion_tokens for sample in group.samples if sample.finish_reason]
-        predicted = self._lengths.predict(group.prompt_key, siblings=finished)
+        finished = [sample.completion_tokens for sample in group.samples if sample.outcome.finish_reason]
+        predicted = self._lengths.predict(group.prompt.key, siblings=finished)
         return None if predicted.source == "Nothing" else predicted.share
 
     def _tokens(self, lease: Lease) -> int:

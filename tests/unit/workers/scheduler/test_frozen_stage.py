@@ -13,7 +13,7 @@ FROZEN = ("f0", "f1")
 
 def finished(**changes) -> World:
     """A run with two generators of four slots that have the frozen model; all that the third had is finished and rewarded."""
-    run = world(slots=4, frozen_pool="f", **changes)
+    run = world(slots=4, reference_pool="f", **changes)
     for name in FROZEN:
         run.join_generator(name, pool="f")
     end_samples(run)

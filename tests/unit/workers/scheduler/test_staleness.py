@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamrl_workers.scheduler.groups.staleness import Window, batch_complete
+from streamrl_workers.scheduler.model import Window, batch_complete
 
 
 def solvable(begun: list[int], *, step: int, room: int, batch: int, staleness: int) -> bool:

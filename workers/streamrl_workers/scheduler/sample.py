@@ -2,22 +2,24 @@
 
 Owns what a generator's progress does to a sample, and what cannot be: a count that does not fit, tokens of a version
 that the generator cannot have, more tokens than were asked for. Does not own who plays the environment (the task pool),
-nor what becomes of the sample (`lifecycle.py`, `evaluation.py`): what is not believed is made again.
+nor what becomes of the sample (`rollout.py`, `evaluation.py`): what is not believed is made again.
 
 Invariants: `segments` cover all tokens of the turns that have ended, in order; `context_tokens` is where the turn under
 way begins, so a lost lease goes on with the tokens of that turn that had arrived. A generator is asked about the newest context
 alone: its prompt is text, and its tokens stand in the sample as that generator made them, before those that were sampled behind.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.proto.literals import unmarked
-from streamrl_workers.scheduler.fleet import Lease
-from streamrl_workers.scheduler.groups.life import SampleEvent, SampleState, sample_after
+from streamrl_workers.scheduler.generators import Lease
 from streamrl_workers.stream.packing import all_finite_32, count_32, no_negative_32, unpack_int32
-from streamrl_workers.tasks.values import PlayTurn, ScoreSample, Split, TurnAnswer
+from streamrl_workers.tasks.values import PlayTurn, Score, ScoreSample, Split, TurnAnswer
 
 _FINISH_REASONS = ("", "stop", "length", "error")
 _OVERHEAD_BYTES = 96
@@ -25,6 +27,15 @@ _OVERHEAD_BYTES = 96
 
 Span = tuple[int, int, int]
 """Tokens, step, attempt."""
+
+
+class IllegalEventError(AssertionError):
+    """The event cannot happen in this state: a fault of the scheduler itself."""
+
+
+def illegal_event(state: StrEnum, event: StrEnum, *, can: Iterable[StrEnum], who: str) -> IllegalEventError:
+    """Return the error of an event that cannot happen in `state`, where `can` happens."""
+    return IllegalEventError(f"a {state} {who} cannot {event}; it can {', '.join(can) or 'do nothing more'}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,6 +140,65 @@ def covers(segments: Sequence[pb.Segment], *, tokens: int) -> bool:
     return sum(segment.tokens for segment in segments) == tokens
 
 
+class SampleState(StrEnum):
+    """Where one sample is, until its group is scored."""
+
+    WAITING = "waiting"
+    OUT = "out"
+    """With a generator, under a lease."""
+    ANSWERING = "answering"
+    """A turn of it is with the environment."""
+    FINISHED = "finished"
+    SCORED = "scored"
+
+
+class SampleEvent(StrEnum):
+    """What happens to a sample."""
+
+    ISSUE = "issue"
+    LOSE = "lose"
+    ASK = "ask"
+    """A turn has ended; the environment is to answer it."""
+    GO_ON = "go_on"
+    """The environment has answered, and the model has another turn."""
+    FINISH = "finish"
+    SCORE = "score"
+
+
+SAMPLE_LIFE: Mapping[SampleState, Mapping[SampleEvent, SampleState]] = MappingProxyType(
+    {
+        SampleState.WAITING: {SampleEvent.ISSUE: SampleState.OUT},
+        SampleState.OUT: {
+            SampleEvent.LOSE: SampleState.WAITING,
+            SampleEvent.ASK: SampleState.ANSWERING,
+            SampleEvent.FINISH: SampleState.FINISHED,
+        },
+        SampleState.ANSWERING: {SampleEvent.GO_ON: SampleState.WAITING, SampleEvent.FINISH: SampleState.FINISHED},
+        SampleState.FINISHED: {SampleEvent.SCORE: SampleState.SCORED},
+        SampleState.SCORED: {},
+    }
+)
+
+
+def sample_after(state: SampleState, event: SampleEvent) -> SampleState:
+    """Return the state of a sample after `event`; raise `IllegalEventError` if it cannot happen in `state`."""
+    following = SAMPLE_LIFE[state].get(event)
+    if following is None:
+        raise illegal_event(state, event, can=SAMPLE_LIFE[state], who="sample")
+    return following
+
+
+class HeldTokens(NamedTuple):
+    """What an engine holds for one sample."""
+
+    tokens: int
+    """Including those of earlier turns."""
+    context: int
+    """Of these, tokens before the turn under way."""
+    coming: str
+    """Text of a context's prompt that no generator has tokenized yet."""
+
+
 @dataclass(slots=True)
 class Sample:
     """One completion of a group's prompt, until the group is scored."""
@@ -137,67 +207,47 @@ class Sample:
     state: SampleState = SampleState.WAITING
     lease: int | None = None
     issues: int = 0
-    """Of the turn under way."""
+    """How often the turn under way was issued."""
     turns: Turns | None = None
     """With an environment."""
     min_version: int | None = None
     """Version of its first token, or the oldest that it can still be made under; None: waiting, no token."""
     tokens: bytearray = field(default_factory=bytearray)
     logprobs: bytearray = field(default_factory=bytearray)
-    """Grown in place: a copy for each progress would make a long sample quadratic."""
+    """Extended in place: a copy for each progress would make a long sample quadratic."""
     prompt_tokens: bytes = b""
     spans: list[Span] = field(default_factory=list)
-    generator_id: str = ""
-    finish_reason: str = ""
-    generate_s: float = 0.0
-    ended_at: float | None = None
-    """Unix time at which all its tokens were there."""
-    reward: float | None = None
-    reward_parts: Mapping[str, float] = field(default_factory=dict)
-    reward_error: str = ""
-    reference: bytes = b""
-    """Log-probs of the frozen model, one a token, float32."""
-    is_rewarded: bool = False
-    """Its score has come, with or without a reward."""
-    is_measured: bool = True
-    """False: log-probs of the frozen model are still to come."""
-
-    before: bytes = b""
-    """Tokens of an earlier sample that stand behind the prompt, where this one is a turn drawn anew."""
+    outcome: pb.Sample = field(default_factory=pb.Sample)
+    """Fields of the result that are known: finish reason, reward, generator, times, the frozen model's log-probs."""
+    awaits: set[str] = field(default_factory=set)
+    """Results that the finished sample lacks: its reward, and what extensions add."""
+    prefix: bytes = b""
+    """Tokens of an earlier sample between the prompt and this sample's tokens; int32."""
     text: str = ""
-    """Of the completion, when it has ended; with an environment: of the last turn."""
-
-    @classmethod
-    def new(cls, index: int, *, max_turns: int | None) -> "Sample":
-        """A sample at its beginning; `max_turns` None: without an environment."""
-        return cls(index, turns=None if max_turns is None else Turns())
+    """Text of the finished completion; with an environment: of the last turn."""
 
     @property
     def completion_tokens(self) -> int:
         """Of turns and observations: prompts of later contexts are none."""
         return count_32(self.tokens) - (0 if self.turns is None else self.turns.prompts)
 
-    @property
-    def held_tokens(self) -> int:
-        """Those that an engine holds for it beside the group's prompt: of the newest context, its prompt included."""
-        return count_32(self.tokens) - self._begin
-
-    @property
-    def held_context(self) -> int:
-        """Of these, those before the turn under way."""
-        return 0 if self.turns is None else self.turns.context_tokens - self._begin
+    def held(self) -> HeldTokens:
+        """Return what an engine holds for the sample beside the group's prompt: of the newest context, including its prompt."""
+        begin = self._begin
+        context_tokens = 0 if self.turns is None else self.turns.context_tokens - begin
+        unopened = None if self.turns is None else self.turns.unopened
+        prefix = count_32(self.prefix)
+        return HeldTokens(
+            tokens=count_32(self.tokens) - begin + prefix,
+            context=context_tokens + prefix,
+            coming="" if unopened is None else unopened.prompt,
+        )
 
     @property
     def read_tokens(self) -> int:
         """That an engine reads before it goes on."""
         later = self.turns is not None and self.turns.context is not None
-        return self.held_tokens + (0 if later else count_32(self.prompt_tokens))
-
-    @property
-    def coming_prompt(self) -> str:
-        """Text of a context's prompt that no generator has tokenized yet, as far as is known."""
-        unopened = None if self.turns is None else self.turns.unopened
-        return "" if unopened is None else unopened.prompt
+        return count_32(self.tokens) - self._begin + (0 if later else count_32(self.prompt_tokens))
 
     @property
     def _begin(self) -> int:
@@ -207,11 +257,12 @@ class Sample:
     @property
     def size_bytes(self) -> int:
         """What it takes in the buffer; nothing before its first token."""
-        size = len(self.tokens) + len(self.logprobs) + len(self.prompt_tokens) + len(self.reference)
+        reference = self.outcome.reference_logprobs
+        size = len(self.tokens) + len(self.logprobs) + len(self.prompt_tokens) + len(reference)
         return size and size + _OVERHEAD_BYTES
 
     def follow(self, event: SampleEvent) -> None:
-        """Go on in its life."""
+        """Move to the state that follows `event`."""
         self.state = sample_after(self.state, event)
 
     def texts(self) -> pb.SampleTexts:
@@ -222,17 +273,51 @@ class Sample:
         observations = map(unmarked, turns.observations)
         return pb.SampleTexts(turns=turns.completions, observations=observations, contexts=turns.contexts)
 
+    @property
+    def reward(self) -> float | None:
+        """None: it has no reward."""
+        return self.outcome.reward if self.outcome.HasField("reward") else None
+
+    def rewarded(self, score: Score) -> None:
+        """Take the reward, or why there is none."""
+        if score.reward is not None:
+            self.outcome.reward = score.reward
+        self.outcome.reward_parts.update(score.parts)
+        self.outcome.reward_error = score.error
+
+    def result(self) -> pb.Sample:
+        """Return the finished sample as the trainer gets it, without the number of its group."""
+        result = pb.Sample(
+            sample_index=self.index,
+            prompt_tokens=self.prompt_tokens,
+            tokens=bytes(self.tokens),
+            logprobs=bytes(self.logprobs),
+            spans=[pb.VersionSpan(tokens=tokens, step=step, attempt=attempt) for tokens, step, attempt in self.spans],
+            segments=[] if self.turns is None else self.turns.segments,
+        )
+        result.MergeFrom(self.outcome)
+        return result
+
+    def issued(
+        self, lease: Lease, *, prompt: str, sampling: pb.Sampling, job_seed: int, pinned: bool
+    ) -> pb.SampleRequest:
+        """Note that a generator has the sample under this lease, and return the request. `prompt`: the group's text."""
+        self.follow(SampleEvent.ISSUE)
+        self.lease = lease.number
+        self.outcome.generator_id = lease.generator_id
+        return self.request(lease, prompt=prompt, sampling=sampling, job_seed=job_seed, pinned=pinned)
+
     def request(
         self, lease: Lease, *, prompt: str, sampling: pb.Sampling, job_seed: int, pinned: bool
     ) -> pb.SampleRequest:
-        """What a generator is asked under this lease: to go on from the tokens that have arrived. `prompt`: the group's."""
+        """Return what a generator is asked: to continue from the tokens that have arrived. `prompt`: the group's text."""
         request = pb.SampleRequest(
             lease=lease.number,
             group_id=lease.group_id,
             sample_index=self.index,
             prompt=prompt,
-            prefix_tokens=self.before + bytes(self.tokens),
-            context_tokens=count_32(self.before),
+            prefix_tokens=self.prefix + bytes(self.tokens),
+            context_tokens=count_32(self.prefix),
             sampling=sampling,
             seed=sample_seed(job_seed, group_id=lease.group_id, sample_index=self.index),
             pinned=pinned,
@@ -248,19 +333,22 @@ class Sample:
                 request.seed = _mix(request.seed ^ context.begin)  # the same prompt again is another draw
         return request
 
-    def add(self, item: pb.Progress) -> None:
-        """Append what has arrived."""
+    def add(self, item: pb.Progress) -> int:
+        """Append what has arrived; return the growth of `size_bytes`."""
+        before = self.size_bytes
         if item.prompt_tokens and (self.turns is None or self.turns.context is None):
-            self.prompt_tokens = item.prompt_tokens + self.before
+            self.prompt_tokens = item.prompt_tokens + self.prefix
         if self.turns is not None and (item.tokens or item.observation_tokens):
             self._add_read(item, turns=self.turns)
         self.tokens += item.tokens
         self.logprobs += item.logprobs
         for span in item.spans:
             self._add_span(_span(span))
+        return self.size_bytes - before
 
-    def begin_anew(self) -> None:
-        """Forget the tokens that have arrived of the completion, or of the turn under way."""
+    def reset(self) -> int:
+        """Remove the tokens of the completion, or of the turn under way; return the change of `size_bytes`."""
+        before = self.size_bytes
         kept = 0 if self.turns is None else self.turns.context_tokens
         del self.tokens[4 * kept :], self.logprobs[4 * kept :]
         spans, self.spans = self.spans, []
@@ -268,6 +356,7 @@ class Sample:
             if kept > 0:
                 self.spans.append((min(count, kept), step, attempt))
             kept -= count
+        return self.size_bytes - before
 
     def _add_read(self, item: pb.Progress, *, turns: Turns) -> None:
         """Nobody drew the environment's tokens: log-probs 0, under the version of the token behind them, with which they come."""
@@ -288,13 +377,21 @@ class Sample:
         """Whether the observation's tokens in `item` are the ones that are to come, with the token behind them."""
         return bool(self.turns and self.turns.observation and item.spans and not len(item.observation_tokens) % 4)
 
+    def ended_unrewarded(self, item: pb.Progress) -> None:
+        """Note the end of a completion that gets no reward."""
+        self.outcome.finish_reason = item.finish_reason
+        self.outcome.generate_s += item.generate_s
+        self.text = item.text
+
     def ended(
         self, item: pb.Progress, lease: Lease, *, split: Split, prompt_index: int, prompt: str
     ) -> PlayTurn | ScoreSample:
-        """The completion has ended with `item`: what the environment is asked about the turn, or the reward about the sample.
+        """Note the end of a completion, and return what the environment is asked about the turn, or the reward about the sample.
 
         A turn without a token is none: the model has no positions left, the sample ends with the turn before.
         """
+        self.outcome.finish_reason = item.finish_reason
+        self.outcome.generate_s += item.generate_s
         if self.turns is not None and self.turns.context_tokens * 4 == len(self.tokens):
             return self.to_score(lease.group_id, split=split, prompt_index=prompt_index)
         self.text = item.text
@@ -335,7 +432,7 @@ class Sample:
             return False
         goes_on = max_turns is None or len(self.turns.completions) < max_turns
         if not goes_on:
-            self.finish_reason = "length"
+            self.outcome.finish_reason = "length"
         return goes_on
 
 

@@ -4,17 +4,8 @@ import itertools
 
 import pytest
 
-from streamrl_workers.scheduler.groups.life import (
-    GROUP_LIFE,
-    SAMPLE_LIFE,
-    GroupEvent,
-    GroupState,
-    IllegalEventError,
-    SampleEvent,
-    SampleState,
-    after,
-    sample_after,
-)
+from streamrl_workers.scheduler.model import GROUP_LIFE, GroupEvent, GroupState, after
+from streamrl_workers.scheduler.sample import SAMPLE_LIFE, IllegalEventError, SampleEvent, SampleState, sample_after
 
 LIVES = {
     "trained": ("issue begin finish score deliver consume", "issued running finished scored delivered consumed"),

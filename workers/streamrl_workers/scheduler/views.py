@@ -1,8 +1,6 @@
-"""What one core is made of: its components, and their state in numbers.
+"""The state of a run in numbers: what metrics, the autoscaler and people read.
 
-`SchedulerComponents` names the collaborators that share one core, `make_components` builds them from the journal's
-state. `CoreView` and `PoolView` are what metrics, autoscaler and people read of the present, `StepSummary` of a step.
-Decides nothing.
+`StepSummary` describes a recorded step, `CoreView` and `PoolView` the present. Decides nothing.
 """
 
 from collections import Counter
@@ -11,21 +9,12 @@ from dataclasses import dataclass
 from typing import get_args
 
 from streamrl.latency import LatencyCurve
-from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Order
-from streamrl_workers.scheduler.dispatch.speeds import Curves
-from streamrl_workers.scheduler.effects import Outbox
-from streamrl_workers.scheduler.evaluation import Evaluator
-from streamrl_workers.scheduler.fleet import IDLE_CAUSES, Fleet, Generator
-from streamrl_workers.scheduler.groups.frozen_stage import FrozenStage
-from streamrl_workers.scheduler.groups.life import GroupEvent
-from streamrl_workers.scheduler.groups.lifecycle import SampleLifecycle
-from streamrl_workers.scheduler.groups.planning import Planner
-from streamrl_workers.scheduler.groups.staleness import Window
-from streamrl_workers.scheduler.groups.table import GroupTable, frontier
-from streamrl_workers.scheduler.groups.waiting import WaitingGroups
-from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
-from streamrl_workers.scheduler.records import Recovered, SampleStats
-from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.scheduler.delivery import Why
+from streamrl_workers.scheduler.dispatch.order import Order
+from streamrl_workers.scheduler.generators import IDLE_CAUSES, Fleet, Generator
+from streamrl_workers.scheduler.lengths import Lengths
+from streamrl_workers.scheduler.model import GroupEvent
+from streamrl_workers.scheduler.records import SampleStats
 from streamrl_workers.scheduler.versions.turns import ClusterTurn
 from streamrl_workers.tasks.values import FailureKind
 
@@ -42,74 +31,6 @@ DROP_REASONS = tuple(
     )
 )
 """Why a group is never trained; metrics have them all, zeros included."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerComponents:
-    """What assignment and delivery work with."""
-
-    settings: SchedulerSettings
-    outbox: Outbox
-    groups: GroupTable
-    window: Window
-    fleet: Fleet
-    waiting: WaitingGroups
-    lifecycle: SampleLifecycle
-    stage: FrozenStage | None
-    """Of the frozen model's log-probs; None: the trainer forms them, or nobody."""
-    evaluator: Evaluator
-    planner: Planner
-
-
-def make_components(
-    settings: SchedulerSettings,
-    recovered: Recovered,
-    *,
-    first_lease: int,
-    lengths: Lengths | None,
-    curves: Curves | None,
-) -> SchedulerComponents:
-    """The collaborators of one run, as its journal leaves them. `lengths`, `curves`: as `Core` has them."""
-    outbox = Outbox()
-    window = Window(batch_groups=settings.batch_groups, staleness=settings.staleness, step=frontier(recovered))
-    groups = GroupTable(window, task_name=settings.task_name)
-    lent = frozenset[str]() if settings.waits_are_phases else settings.lent_pools
-    fleet = Fleet(first_lease=first_lease, curves=curves, frozen_pool=settings.frozen_pool, lent_pools=lent)
-    if lengths is None:
-        lengths = Lengths(LengthHistory(recovered.prompt_lengths), signals=settings.length_signals)
-    waiting = WaitingGroups(groups, order=IN_ORDER, lengths=lengths, batch_groups=settings.batch_groups)
-    first = recovered.next_group_id
-    stage = FrozenStage(settings, outbox, fleet=fleet, groups=groups) if settings.frozen_pool else None
-    lifecycle = SampleLifecycle(
-        settings, outbox, groups=groups, fleet=fleet, waiting=waiting, lengths=lengths, stage=stage
-    )
-    return SchedulerComponents(
-        settings=settings,
-        outbox=outbox,
-        groups=groups,
-        window=window,
-        fleet=fleet,
-        waiting=waiting,
-        lifecycle=lifecycle,
-        stage=stage,
-        evaluator=Evaluator(
-            settings,
-            outbox,
-            fleet=fleet,
-            done=recovered.evaluated_steps,
-            failures=lifecycle.failures,
-            kv=lifecycle.kv,
-        ),
-        planner=Planner(
-            settings,
-            outbox,
-            groups=groups,
-            window=window,
-            waiting=waiting,
-            first=first,
-            on_demonstrated=lifecycle.demonstrated,
-        ),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +56,14 @@ class PoolView:
 def pool_view(generators: Iterable[Generator]) -> PoolView:
     """Add up these generators."""
     members = list(generators)
-    staying = [generator for generator in members if not (generator.leaving or generator.drained)]
-    causes = Counter("phase" if one.paused else one.idle_cause for one in members if one.paused or one.free > 0)
+    staying = [generator for generator in members if not generator.leaving]
+    causes = Counter(
+        "phase" if one.paused else one.reported.idle_cause for one in members if one.paused or one.free > 0
+    )
     return PoolView(
         generators=len(members),
         leaving=len(members) - len(staying),
-        silent=sum(generator.silent for generator in members),
+        silent=sum(generator.unresponsive for generator in members),
         slots=sum(generator.slots for generator in staying),
         free_slots=sum(max(0, generator.free) for generator in members),
         active=sum(len(generator.leases) for generator in members),
@@ -230,7 +153,9 @@ class CoreView:
     buffered_groups: int
     """Scored, in no step's record."""
     delivered_groups: int
-    """Of the step that is being handed over."""
+    """Groups of the current step that the trainer has."""
+    undelivered: Why | None
+    """Why no further group is delivered; None: nothing has happened yet."""
     announced_step: int | None
     """Weight version that generators are told to use."""
     evaluating_step: int | None
