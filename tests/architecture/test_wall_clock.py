@@ -20,7 +20,7 @@ READERS = {
     "workers/streamrl_workers/agents/responses.py": "`created_at` of OpenAI's answers",
     "workers/streamrl_workers/metrics/bubbles.py": "stamps of lines in the run folder",
     "workers/streamrl_workers/process/heartbeat.py": "since when a process is silent, in a line for people",
-    "workers/streamrl_workers/rewards/endpoint.py": "Retry-After may be a date; what is waited has a bound",
+    "pages/streamrl_pages/http_fetch.py": "Retry-After may be a date; what is waited has a bound",
     "workers/streamrl_workers/scheduler/main.py": "when a sample ended, for people",
     "workers/streamrl_workers/scheduler/server/status_endpoint.py": "stamps of lines in the run folder",
     "workers/streamrl_workers/trackers/tensorboard.py": "stamps of events",
