@@ -130,7 +130,7 @@ class KvEstimate:
 
 
 class WorkSource(Protocol):
-    """What a slot can work for: training samples, evaluation, or log-probs of the frozen model."""
+    """What a slot can work for, such as training samples or evaluation."""
 
     def progress(self, lease: "Lease", item: pb.Progress) -> None:
         """Take what a generator says of one lease."""
