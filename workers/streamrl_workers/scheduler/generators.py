@@ -265,7 +265,7 @@ class Fleet:
         self.connected: dict[str, Generator] = {}
         """All generators, by id."""
         self.leases: dict[int, Lease] = {}
-        """All leases, by number."""
+        """Number -> lease."""
         self.free: dict[str, Generator] = {}
         """Generators for any work that have free slots."""
         self.free_reserved: dict[str, Generator] = {}
