@@ -54,7 +54,7 @@ class Demonstrations:
         self.groups.follow(group, GroupEvent.SUPPLY)
 
 
-class HeldOutRows:
+class HeldOutSamples:
     """Sends the held-out rows to the trainer: an `Extension`."""
 
     def __init__(
