@@ -3,6 +3,7 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from architecture.not_yet import MOST_SHORT
@@ -33,6 +34,7 @@ def test_folders_do_not_import_in_circles() -> None:
     assert list(_circles(beside)) == []
 
 
+@cache
 def _imports() -> dict[str, set[str]]:
     """Module of the product -> modules of the product that it imports."""
     files = {_dotted(path): path for path in sources(*PACKAGES)}
