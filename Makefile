@@ -77,11 +77,12 @@ test-pages: install check-tree ## the pages of `streamrl ui` in a real browser: 
 	@test -x /usr/bin/chromium || { echo "these tests need Debian's package chromium: tools/cluster_packages.sh installs it" >&2; exit 1; }
 	$(BIN)/pytest tests/pages $(ARGS)
 
-lint: install check-tree ## ruff, mypy, import-linter
+lint: install check-tree ## ruff, mypy, import-linter; a list of long files
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	@$(BIN)/python tools/long_files.py
 
 fmt: install ## format, and mend what can be mended
 	$(BIN)/ruff check --fix

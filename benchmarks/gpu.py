@@ -62,8 +62,8 @@ from streamrl.spec.generators import HfEngineSpec, VllmEngineSpec
 from streamrl_workers.generator.engines import engine_kind
 from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.trainer.engines import torch_engine
-from streamrl_workers.trainer.engines.engine import EngineSetup
 from streamrl_workers.trainer.engines.memory import free_bytes, sizes_of
+from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.weights.hashing import TensorBytes
 
 GIB = 2**30

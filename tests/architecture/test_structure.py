@@ -1,31 +1,15 @@
-"""How the product is cut: folders that a reader can take in, one meaning a class, no circles."""
+"""How the product is cut: few short modules, no circles."""
 
 import ast
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
-from architecture.not_yet import CIRCLES, LARGE_FOLDERS, MOST_SHORT, TWO_MEANINGS
-from support.public_names import classes
+from architecture.not_yet import MOST_SHORT
 from support.tree import PACKAGES, ROOT, sources, syntax
 
-MOST_MODULES = 15
-"""Of a folder, its `__init__.py` aside."""
 SHORT_LINES = 70
-
-
-def test_every_class_has_a_name_of_its_own() -> None:
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for name, place in classes():
-        found[name].append(place)
-    assert {name: places for name, places in found.items() if len(places) > 1 and name not in TWO_MEANINGS} == {}
-
-
-def test_no_folder_is_too_large() -> None:
-    sizes: defaultdict[str, int] = defaultdict(int)
-    for path in sources(*PACKAGES):
-        sizes[str(path.parent.relative_to(ROOT))] += path.name != "__init__.py"
-    assert {at: size for at, size in sizes.items() if size > MOST_MODULES and at not in LARGE_FOLDERS} == {}
 
 
 def test_few_modules_of_the_workers_are_short() -> None:
@@ -35,20 +19,26 @@ def test_few_modules_of_the_workers_are_short() -> None:
     assert len(short) <= MOST_SHORT * len(modules), f"{len(short)} of {len(modules)}"
 
 
+def test_modules_do_not_import_in_circles() -> None:
+    """Imports for types and those inside functions count as well: a reader follows them all."""
+    assert list(_circles({module: targets - {module} for module, targets in _imports().items()})) == []
+
+
 def test_folders_do_not_import_in_circles() -> None:
-    assert [circle for circle in circles() if not CIRCLES.issuperset(circle)] == []
-
-
-def circles() -> list[tuple[str, ...]]:
-    """Folders and modules beside each other that reach each other by imports; of modules alone Python itself complains."""
-    files = {_dotted(path): path for path in sources(*PACKAGES)}
+    """Folders and modules beside each other."""
     beside: defaultdict[str, set[str]] = defaultdict(set)
-    for module, path in files.items():
-        for target in _imported(path, known=files):
+    for module, targets in _imports().items():
+        for target in targets:
             for one, other in _siblings(module, target):
                 beside[one].add(other)
-    folders = {_dotted(path.parent) for path in files.values()}
-    return [circle for circle in _circles(beside) if folders & set(circle)]
+    assert list(_circles(beside)) == []
+
+
+@cache
+def _imports() -> dict[str, set[str]]:
+    """Module of the product -> modules of the product that it imports."""
+    files = {_dotted(path): path for path in sources(*PACKAGES)}
+    return {module: set(_imported(path, known=files)) & files.keys() for module, path in files.items()}
 
 
 def _dotted(path: Path) -> str:

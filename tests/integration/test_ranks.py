@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
-from streamrl_workers.trainer.engines.engine import EngineSetup, TrainEngine
+from streamrl_workers.trainer.engines.engine import TrainEngine
+from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.engines.sharding import has_bf16
 from streamrl_workers.trainer.engines.torch_engine import create
 from support.rank0 import act

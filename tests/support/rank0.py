@@ -11,8 +11,9 @@ from typing import Any
 
 from streamrl.errors import EXIT_RETRY, EXIT_USER_ERROR, UserError
 from streamrl_workers.trainer.engines import create_engine
-from streamrl_workers.trainer.engines.engine import EngineSetup, RetryError, TrainEngine
+from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
 from streamrl_workers.trainer.engines.process_group import ProcessGroup
+from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.settings import read_settings
 from support.trainer_groups import make_group
 

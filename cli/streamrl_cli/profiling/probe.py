@@ -129,8 +129,8 @@ def decode(task: DecodeTask, *, say: Say) -> None:
 def train(task: TrainTask, *, say: Say) -> None:
     """Steps of each number of groups."""
     from streamrl_workers.trainer.engines import create_engine
-    from streamrl_workers.trainer.engines.engine import EngineSetup
     from streamrl_workers.trainer.engines.process_group import ProcessGroup
+    from streamrl_workers.trainer.engines.setup import EngineSetup
     from streamrl_workers.trainer.settings import read_settings
 
     settings = read_settings(os.environ)

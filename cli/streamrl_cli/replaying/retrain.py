@@ -17,8 +17,9 @@ from streamrl_cli.replaying.history import HistoryStep, read_history
 from streamrl_workers.process.environment_variables import pin_to_cpus
 from streamrl_workers.process.shutdown import watch_parent
 from streamrl_workers.trainer.engines import create_engine
-from streamrl_workers.trainer.engines.engine import EngineSetup, RetryError, TrainEngine
+from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
 from streamrl_workers.trainer.engines.process_group import ProcessGroup
+from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.settings import read_settings
 from streamrl_workers.weights.store import WeightStore
 

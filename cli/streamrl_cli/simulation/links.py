@@ -6,12 +6,9 @@ another in no time. Owns transfers and their ends. Does not own who asks for wha
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from streamrl.proto import stream_pb2 as pb
-
-if TYPE_CHECKING:
-    from streamrl_cli.simulation.shell import VirtualClock
+from streamrl_cli.simulation.clock import VirtualClock
 
 _Key = tuple[str, int, int]
 """Cluster and version."""
@@ -30,7 +27,7 @@ class _Transfer:
 class Uplink:
     """Transfers that are under way."""
 
-    def __init__(self, timeline: "VirtualClock", *, bytes_per_s: float) -> None:
+    def __init__(self, timeline: VirtualClock, *, bytes_per_s: float) -> None:
         self._timeline = timeline
         self._bytes_per_s = min(bytes_per_s, _NO_BOUND)
         self._transfers: dict[_Key, _Transfer] = {}

@@ -12,14 +12,14 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from streamrl.errors import UserError
 from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.base import SpecModel, parse_bytes
 from streamrl.spec.rljob import RLJobSpec
+from streamrl_cli.simulation.clock import VirtualClock
 from streamrl_cli.simulation.lengths import LengthModel, ModelledRanker
 from streamrl_cli.simulation.links import Uplink
 from streamrl_cli.simulation.results import Measures
@@ -32,51 +32,39 @@ from streamrl_workers.scheduler.records import Recovered, StepTaken
 from streamrl_workers.scheduler.settings import JobTasks, SchedulerSettings, TaskSettings
 from streamrl_workers.tasks.values import NeedPrompts, Prompt, Score, ScoreSample
 
-if TYPE_CHECKING:
-    from streamrl_cli.simulation.generator import ModelledGenerator
-    from streamrl_cli.simulation.trainer import ModelledTrainer
-
-Act = Callable[[Any], None]
-_Entry = tuple[float, int, Act, Any, bool]
 Call = Callable[[Core, float], list[fx.Effect]]
 """An event of the core: (core, now in seconds) -> effects."""
 
 
-class VirtualClock:
-    """Events to come."""
+class Peer(Protocol):
+    """A generator or the trainer, as the shell sees it."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.events = 0
-        """Events that have happened."""
-        self.coming = 0
-        """Events to come that are not in the background."""
-        self._heap: list[_Entry] = []
-        self._serial = 0
+    def settle(self) -> None:
+        """Act on what the moment has brought."""
 
-    def at(self, at_s: float, act: Act, what: Any = None, *, background: bool = False) -> None:  # noqa: ANN401 - the act's own
-        """`act(what)` happens at `at_s`, or now if that is past."""
-        self._serial += 1
-        if not background:
-            self.coming += 1
-        heappush(self._heap, (max(at_s, self.now_s), self._serial, act, what, background))
 
-    def after(self, delay_s: float, act: Act, what: Any = None, *, background: bool = False) -> None:  # noqa: ANN401 - as above
-        """The same so many seconds from now."""
-        self.at(self.now_s + delay_s, act, what, background=background)
+class GeneratorPeer(Peer, Protocol):
+    """A generator."""
+
+    name: str
+    link_s: float
 
     @property
-    def next_s(self) -> float:
-        """When the next event happens."""
-        return self._heap[0][0]
+    def step(self) -> int | None:
+        """Step of its version; None: it has none."""
 
-    def step(self) -> None:
-        """The next event happens."""
-        self.now_s, _, act, what, background = heappop(self._heap)
-        self.events += 1
-        if not background:
-            self.coming -= 1
-        act(what)
+    def take(self, command: pb.GeneratorCommand) -> None:
+        """Take a command of the scheduler."""
+
+
+class TrainerPeer(Peer, Protocol):
+    """The trainer."""
+
+    def take(self, command: pb.TrainerCommand) -> None:
+        """Take a command of the scheduler."""
+
+    def deliver(self, effect: fx.DeliverGroup) -> None:
+        """Take a group."""
 
 
 def core_settings(scenario: Scenario) -> SchedulerSettings:
@@ -165,10 +153,10 @@ class Shell:
         self.calls = 0
         """Events that the core was told."""
         self.finished = False
-        self.generators: dict[str, ModelledGenerator] = {}
+        self.generators: dict[str, GeneratorPeer] = {}
         """Those that are connected."""
-        self.trainer: ModelledTrainer | None = None
-        self.touched: dict[str, ModelledGenerator | ModelledTrainer] = {}
+        self.trainer: TrainerPeer | None = None
+        self.touched: dict[str, Peer] = {}
         """Peers that this moment has brought something to."""
         self._reward_s = scenario.rewards.seconds
         self._commit_s = scenario.journal.commit_seconds
@@ -207,12 +195,12 @@ class Shell:
         if self.core.has_more:
             self.tell(lambda core, _: core.resume())
 
-    def join(self, generator: "ModelledGenerator", hello: pb.GeneratorHello) -> None:
+    def join(self, generator: GeneratorPeer, hello: pb.GeneratorHello) -> None:
         """A replica says hello."""
         self.generators[generator.name] = generator
         self.tell(lambda core, now_s: core.generator_joined(hello, now_s=now_s))
 
-    def part(self, generator: "ModelledGenerator") -> None:
+    def part(self, generator: GeneratorPeer) -> None:
         """Its link is closed."""
         if self.generators.get(generator.name) is generator:
             del self.generators[generator.name]

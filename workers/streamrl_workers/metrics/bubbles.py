@@ -18,12 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from streamrl_workers.metrics.jsonl import JsonlFile
-
-if TYPE_CHECKING:
-    from streamrl_workers.metrics.signals import WallMetrics
 
 Part = Literal[
     "busy",
@@ -187,6 +184,13 @@ class BubbleSink:
         self._file.close()
 
 
+class BubbleMetrics(Protocol):
+    """Counters of a process's wall time."""
+
+    def bubbles(self, *, parts: Mapping[str, float], wall_s: float) -> None:
+        """Take over cumulative seconds."""
+
+
 class Recorder:
     """Counts the wall of this process from its construction on; it begins in `other`."""
 
@@ -194,7 +198,7 @@ class Recorder:
         self,
         *,
         sink: BubbleSink | None,
-        metrics: "WallMetrics | None",
+        metrics: BubbleMetrics | None,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sink = sink

@@ -44,7 +44,6 @@ from streamrl_workers.scheduler.planning import Dispatcher, Planner, PromptGroup
 from streamrl_workers.scheduler.records import Dropped, Evaluated, Recovered, RunEnded
 from streamrl_workers.scheduler.rollout import Assignment, SampleLifecycle
 from streamrl_workers.scheduler.settings import SchedulerSettings
-from streamrl_workers.scheduler.versions.turns import WeightTurns
 from streamrl_workers.scheduler.views import CoreView, StepSummary, pool_view, pool_views, speeds
 from streamrl_workers.scheduler.weights import WeightAnnouncer
 from streamrl_workers.tasks.values import Prompt, Score, TurnAnswer
@@ -86,7 +85,7 @@ class Core:
         window = Window(
             batch_groups=settings.batch_groups, staleness=settings.staleness, step=first_unrecorded(recovered)
         )
-        groups = self._groups = GroupTable(window, rewards_alone=not settings.extensions.reference_pool)
+        groups = self._groups = GroupTable(window, rewards_alone=extensions.awaits_rewards_alone(settings))
         fleet = self._fleet = Fleet(
             first_lease=first_lease,
             curves=curves,
@@ -119,14 +118,14 @@ class Core:
             done=recovered.evaluated_steps,
             failures=lifecycle.failures,
             kv=lifecycle.kv,
-            trainer_waits=settings.extensions.supervised,
+            trainer_waits=extensions.only_evaluates(settings),
         )
         self._weights = WeightAnnouncer(
             outbox,
             fleet=fleet,
             evaluator=evaluator,
-            turns=WeightTurns() if settings.extensions.shares_uplink else None,
-            only_evaluated=settings.extensions.supervised,
+            turns=extensions.weight_turns(settings),
+            only_evaluated=extensions.only_evaluates(settings),
         )
         self._wire_groups()
         self._wire_trainer(ready)
@@ -136,7 +135,7 @@ class Core:
         settings, groups, fleet, waiting = self._settings, self._groups, self._fleet, self._waiting
         first, lifecycle = self._recovered.next_group_id, self._lifecycle
         prompts = PromptGroups(group_size=settings.group_size, waiting=waiting)
-        states = self._states = extensions.turn_states(settings, waiting=waiting, first=first)
+        states = self._states = extensions.step_states(settings, waiting=waiting, first=first)
         default = extensions.default_source(settings, prompts, groups=groups, fleet=fleet, lifecycle=lifecycle)
         self._planner = Planner(
             settings,
@@ -199,7 +198,7 @@ class Core:
             delivery=delivery,
             failures=self._lifecycle.failures,
             states=self._states,
-            held_out_rows=settings.evaluation.prompts if settings.extensions.supervised else 0,
+            welcome=extensions.welcome(settings),
         )
         parts = extensions.CoreParts(
             outbox=outbox,

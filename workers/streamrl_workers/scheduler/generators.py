@@ -130,7 +130,7 @@ class KvEstimate:
 
 
 class WorkSource(Protocol):
-    """What a slot can work for: training samples, evaluation, or log-probs of the frozen model."""
+    """What a slot can work for, such as training samples or evaluation."""
 
     def progress(self, lease: "Lease", item: pb.Progress) -> None:
         """Take what a generator says of one lease."""
@@ -265,7 +265,7 @@ class Fleet:
         self.connected: dict[str, Generator] = {}
         """All generators, by id."""
         self.leases: dict[int, Lease] = {}
-        """All leases, by number."""
+        """Number -> lease."""
         self.free: dict[str, Generator] = {}
         """Generators for any work that have free slots."""
         self.free_reserved: dict[str, Generator] = {}

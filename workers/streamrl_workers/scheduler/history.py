@@ -37,7 +37,7 @@ from streamrl_workers.scheduler.views import StepSummary, TaskSummary
 
 
 class StepStates(Protocol):
-    """Takes the turn states that a step names."""
+    """Takes the states that a step names, from which later groups may begin."""
 
     def check(self, done: pb.StepDone) -> str:
         """Return why the states cannot be; empty: they can."""
@@ -69,7 +69,7 @@ class History:
         delivery: Delivery,
         failures: Counter[str],
         states: StepStates | None,
-        held_out_rows: int = 0,
+        welcome: pb.TrainerWelcome,
     ) -> None:
         """Continue the history of the journal.
 
@@ -82,8 +82,8 @@ class History:
             link: the trainer.
             delivery: what the trainer is given.
             failures: kind -> samples that got no reward.
-            states: takes the turn states of steps; None: steps have none.
-            held_out_rows: rows that the trainer gets for its held-out loss.
+            states: takes the states of steps; None: steps have none.
+            welcome: fields that extensions set in the message that welcomes a trainer.
         """
         self._settings = settings
         self._outbox = outbox
@@ -95,7 +95,7 @@ class History:
         self._failures = failures
         self._states = states
         self._task_names = settings.tasks.names
-        self._held_out_rows = held_out_rows
+        self._welcome_fields = welcome
         self.attempt = recovered.attempt
         self._instance = recovered.instance
         self._oldest_checkpoint = recovered.checkpoint_step
@@ -293,8 +293,8 @@ class History:
             attempt=self.attempt,
             batch_groups=self._settings.batch_groups,
             lease_seconds=self._settings.lease_s,
-            held_out_samples=self._held_out_rows,
         )
+        welcome.MergeFrom(self._welcome_fields)
         self._outbox.to_trainer(pb.TrainerCommand(welcome=welcome))
 
     # ---- what a step was made of
@@ -317,7 +317,7 @@ class History:
         )
 
     def _tasks(self, groups: Sequence[Group], *, dropped: Mapping[str, int]) -> dict[str, TaskSummary]:
-        """Return what each task of a mixture had in a step."""
+        """Return what each task had in a step; empty: the job has one task."""
         of: dict[str, list[SampleStats]] = {name: [] for name in self._task_names}
         for group in groups if of else ():
             of[group.task.name].append(_stats(group))

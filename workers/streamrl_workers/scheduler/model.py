@@ -6,7 +6,7 @@ raises `IllegalEventError` and changes nothing.
 
     planned -> issued -> running -> finished -> scored -> delivered -> consumed
        ^---------'  lose                           ^---------'----------'  roll_back
-    planned -> scored, if the data set has the sample
+    planned -> scored, if the source has the samples
     every state before `delivered` -> dropped
 
 A group's `min_versions` are the versions of its samples' first tokens: one entry for each sample that has a token (its version) or is
@@ -21,7 +21,7 @@ and no live group began before k-S. k is the step being filled and `room` the gr
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -61,8 +61,8 @@ class GroupEvent(StrEnum):
     """The first token of the group has arrived."""
     LOSE = "lose"
     """The last sample that was out has come back without a token."""
-    DEMONSTRATE = "demonstrate"
-    """Its sample stands in the data set."""
+    SUPPLY = "supply"
+    """Its source has the samples: nothing is generated."""
     FINISH = "finish"
     """The last sample is finished."""
     SCORE = "score"
@@ -85,7 +85,7 @@ _FAIL = {GroupEvent.GENERATION_FAILED: GroupState.DROPPED, **_END}
 
 GROUP_LIFE: Mapping[GroupState, Mapping[GroupEvent, GroupState]] = MappingProxyType(
     {
-        GroupState.PLANNED: {GroupEvent.ISSUE: GroupState.ISSUED, GroupEvent.DEMONSTRATE: GroupState.SCORED, **_FAIL},
+        GroupState.PLANNED: {GroupEvent.ISSUE: GroupState.ISSUED, GroupEvent.SUPPLY: GroupState.SCORED, **_FAIL},
         GroupState.ISSUED: {GroupEvent.BEGIN: GroupState.RUNNING, GroupEvent.LOSE: GroupState.PLANNED, **_FAIL},
         GroupState.RUNNING: {GroupEvent.FINISH: GroupState.FINISHED, **_FAIL},
         GroupState.FINISHED: {
@@ -136,7 +136,7 @@ class ScoredGroup:
 
 
 class GroupSource(Protocol):
-    """Where groups come from: prompts, demonstrations, stored turn states."""
+    """Where groups come from, such as prompts."""
 
     @property
     def is_rewarded(self) -> bool:
@@ -186,6 +186,28 @@ class Group:
                 del self.min_versions[old]
         if new is not None:
             self.min_versions[new] = self.min_versions.get(new, 0) + 1
+
+
+class GroupFilter(Protocol):
+    """Drops scored groups, such as those that teach nothing."""
+
+    reason: GroupEvent
+
+    def drops(self, rewards: Sequence[float | None], *, step: int) -> bool:
+        """Return whether to drop a group with these rewards (None: no reward) while `step` is filled."""
+
+
+class SampleStage(Protocol):
+    """Adds a result to each finished sample, beside its reward."""
+
+    def put(self, group: Group, sample: Sample) -> None:
+        """Take a sample that has all its tokens, and add to its `awaits`."""
+
+    def forget(self, group: Group) -> None:
+        """Drop the samples of a group that will not be trained."""
+
+    def settle(self) -> None:
+        """Do what the last event has made possible."""
 
 
 class GroupTable:

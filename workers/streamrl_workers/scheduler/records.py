@@ -94,7 +94,7 @@ class Evaluated:
     failed: int  # greedy answers without a reward
     mean_tokens: float  # of the greedy answers
     tasks: Mapping[str, "EvaluatedTask"] = field(default_factory=dict)
-    """By name, of each task of a mixture; not in the journal."""
+    """By name, of each task; empty: the job has one task. Not in the journal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +132,8 @@ class SampleStats:
     """Completion tokens of each sample."""
     turns_sum: int
     """Turns of the model; one for each sample without an environment."""
-    resampled: int = 0
-    """Samples that have none by right."""
+    unrewarded: int = 0
+    """Samples whose source gives no reward."""
     truncated: int = 0
     """Samples that ended at a limit of tokens."""
     part_sums: Mapping[str, float]
@@ -166,7 +166,7 @@ def _stats_of_one(sample: pb.Sample) -> SampleStats:
         samples=1,
         reward_sum=sample.reward if has_reward else 0.0,
         reward_count=int(has_reward),
-        resampled=int(sample.resampled),
+        unrewarded=int(sample.resampled),
         truncated=int(sample.finish_reason == "length" and not any(s.observation for s in sample.segments)),
         lengths=(tokens,),
         turns_sum=sum(not segment.observation for segment in sample.segments) or 1,
@@ -185,7 +185,7 @@ def add_up(stats: Iterable[SampleStats]) -> SampleStats:
         samples=sum(one.samples for one in some),
         reward_sum=sum(one.reward_sum for one in some),
         reward_count=sum(one.reward_count for one in some),
-        resampled=sum(one.resampled for one in some),
+        unrewarded=sum(one.unrewarded for one in some),
         truncated=sum(one.truncated for one in some),
         lengths=tuple(tokens for one in some for tokens in one.lengths),
         turns_sum=sum(one.turns_sum for one in some),

@@ -26,7 +26,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush
-from typing import Protocol
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.proto.literals import unmarked
@@ -34,7 +33,15 @@ from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.evaluation import Evaluator
 from streamrl_workers.scheduler.generators import Fleet, Generator, KvEstimate, KvSize, Lease
 from streamrl_workers.scheduler.lengths import Lengths
-from streamrl_workers.scheduler.model import Group, GroupEvent, GroupState, GroupTable, ScoredGroup
+from streamrl_workers.scheduler.model import (
+    Group,
+    GroupEvent,
+    GroupFilter,
+    GroupState,
+    GroupTable,
+    SampleStage,
+    ScoredGroup,
+)
 from streamrl_workers.scheduler.planning import Planner, WaitingGroups
 from streamrl_workers.scheduler.records import Dropped, Scored, stats_of
 from streamrl_workers.scheduler.sample import Sample, SampleEvent, SampleState, covers, fault
@@ -53,28 +60,6 @@ MIN_REWARDS = 2
 """A group with fewer rewards has no advantage to learn from."""
 REWARD = "reward"
 """What each finished sample awaits."""
-
-
-class GroupFilter(Protocol):
-    """Drops scored groups, such as those that teach nothing."""
-
-    reason: GroupEvent
-
-    def drops(self, rewards: Sequence[float | None], *, step: int) -> bool:
-        """Return whether to drop a group with these rewards (None: no reward) while `step` is filled."""
-
-
-class SampleStage(Protocol):
-    """Adds a result to each finished sample, beside its reward."""
-
-    def put(self, group: Group, sample: Sample) -> None:
-        """Take a sample that has all its tokens, and add to its `awaits`."""
-
-    def forget(self, group: Group) -> None:
-        """Drop the samples of a group that will not be trained."""
-
-    def settle(self) -> None:
-        """Do what the last event has made possible."""
 
 
 class SampleLifecycle:

@@ -218,7 +218,7 @@ class Sample:
     prompt_tokens: bytes = b""
     spans: list[Span] = field(default_factory=list)
     outcome: pb.Sample = field(default_factory=pb.Sample)
-    """Fields of the result that are known: finish reason, reward, generator, times, the frozen model's log-probs."""
+    """Fields of the result that are known: finish reason, reward, generator, times, what extensions add."""
     awaits: set[str] = field(default_factory=set)
     """Results that the finished sample lacks: its reward, and what extensions add."""
     prefix: bytes = b""

@@ -90,7 +90,7 @@ def speeds(fleet: Fleet) -> dict[str, LatencyCurve]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSummary:
-    """One task of a mixture in one recorded step."""
+    """One of several tasks in one recorded step."""
 
     groups: int
     """Of the step."""
@@ -109,7 +109,7 @@ class StepSummary:
     stats: SampleStats
     """Of its groups."""
     tasks: Mapping[str, TaskSummary]
-    """By name, of each task of a mixture; empty: there is one task."""
+    """By name, of each task; empty: the job has one task."""
     staleness_histogram: Mapping[int, int]
     """Staleness in steps -> groups, rising."""
     trainer_metrics: Mapping[str, float]
@@ -175,7 +175,7 @@ class CoreView:
     dropped_groups: Mapping[str, int]
     """Reason -> groups, since the start."""
     dropped_groups_of: Mapping[str, int]
-    """Task -> groups, since the start; without a mixture its name is empty."""
+    """Task -> groups, since the start; if the job has one task, its name is empty."""
     score_failures: Mapping[str, int]
     """Kind -> samples that got no reward, training and held-out ones, since the start."""
     order: Order

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from streamrl.errors import UserError, shorten
 from streamrl.spec.task import SingleTask
 from streamrl.spec.tasks.datasets import HuggingFaceDataset
-from streamrl_workers.tasks.dataset import Question, RowSource, content_of, hash_of, split_rows, text_of
+from streamrl_workers.tasks.questions import Question, RowSource, content_of, hash_of, split_rows, text_of
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetBuilder, DatasetDict

@@ -17,7 +17,7 @@ from streamrl.errors import UserError
 from streamrl.files import bounded_lines, open_regular, parse_json
 from streamrl.spec.tasks.datasets import JsonlDataset
 from streamrl_workers.stream.object_store import local_file
-from streamrl_workers.tasks.dataset import Question, RowSource, content_of, hash_of, split_rows, text_of
+from streamrl_workers.tasks.questions import Question, RowSource, content_of, hash_of, split_rows, text_of
 
 FIELD = "spec.task.dataset.jsonl"
 MOST_LINE_BYTES = 64 * 2**20

@@ -21,7 +21,7 @@ from streamrl.errors import UserError
 from streamrl.spec.task import SingleTask
 from streamrl.spec.tasks.datasets import ReasoningGymDataset
 from streamrl_workers.rewards.base import Item, VerifierRaisedError
-from streamrl_workers.tasks.dataset import Question, hash_of
+from streamrl_workers.tasks.questions import Question, hash_of
 from streamrl_workers.tasks.values import Split
 
 HELD_OUT_ONE_IN = 5

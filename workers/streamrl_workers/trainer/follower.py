@@ -26,7 +26,7 @@ from streamrl.errors import EXIT_DONE, UserError
 from streamrl_workers.metrics.bubbles import Part, Recorder, WallState, idle
 from streamrl_workers.process.daemon_thread import run_in_thread
 from streamrl_workers.process.shutdown import on_terminate
-from streamrl_workers.trainer.engines.engine import EngineSetup, RankLostError
+from streamrl_workers.trainer.engines.engine import RankLostError
 from streamrl_workers.trainer.engines.process_group import BUILD, READY, HangGuard, join
 from streamrl_workers.trainer.engines.rank_link import (
     Frame,
@@ -38,6 +38,7 @@ from streamrl_workers.trainer.engines.rank_link import (
     describe_error,
     encode,
 )
+from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.settings import TrainerSettings
 from streamrl_workers.trainer.status import LOADING, TrainerStatus
 

@@ -38,8 +38,9 @@ from streamrl_workers.stream.run_folder import ModelTimeoutError, await_model_pa
 from streamrl_workers.stream.scheduler_link import SchedulerAddress
 from streamrl_workers.trainer.checkpoint import CheckpointStore
 from streamrl_workers.trainer.engines import create_engine
-from streamrl_workers.trainer.engines.engine import EngineSetup, RankLostError, RetryError
+from streamrl_workers.trainer.engines.engine import RankLostError, RetryError
 from streamrl_workers.trainer.engines.process_group import ProcessGroup
+from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.follower import run_follower
 from streamrl_workers.trainer.scheduler_connection import SchedulerConnection
 from streamrl_workers.trainer.session import Session

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_cli.simulation.clock import VirtualClock
 from streamrl_cli.simulation.links import Uplink
 from streamrl_cli.simulation.results import steady_step_s
 from streamrl_cli.simulation.scenario import Scenario
-from streamrl_cli.simulation.shell import VirtualClock
 from streamrl_cli.simulation.world import simulate
 
 

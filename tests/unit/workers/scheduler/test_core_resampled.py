@@ -55,7 +55,7 @@ def test_nobody_rewards_or_answers_them_and_they_are_no_failures():
     assert asked == {samples[0].group_id for samples in scored(run) if samples[0].resampled}
     assert not run.core.view().score_failures
     stats = run.core.last_step.stats
-    assert stats.samples - stats.reward_count == stats.resampled > 0
+    assert stats.samples - stats.reward_count == stats.unrewarded > 0
 
 
 @pytest.mark.parametrize("staleness", [0, 2])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streamrl.errors import UserError
 from streamrl.spec.algorithm import SupervisedSpec
-from streamrl_workers.tasks.dataset import hash_of
+from streamrl_workers.tasks.questions import hash_of
 from streamrl_workers.tasks.supervised.row_rewards import RowRewards
 
 REWARDS = st.lists(st.integers(-3, 3), min_size=1, max_size=5)

@@ -10,7 +10,7 @@ from streamrl.spec import RLJobSpec
 from streamrl_workers.models.load import load_model
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import TokenBatch
-from streamrl_workers.trainer.engines.engine import EngineSetup
+from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, create
 from support.tiny_folder import tiny_folder
 from support.trainer_groups import make_group, trainer_spec

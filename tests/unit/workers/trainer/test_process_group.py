@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.errors import EXIT_RANK_LOST, UserError
-from streamrl_workers.trainer.engines.engine import EngineSetup, RankEnvironment, RetryError
+from streamrl_workers.trainer.engines.engine import RankEnvironment, RetryError
 from streamrl_workers.trainer.engines.process_group import BUILD, READY, ProcessGroup, Rendezvous, join
 from streamrl_workers.trainer.engines.rank_link import (
     FrameKind,
@@ -27,6 +27,7 @@ from streamrl_workers.trainer.engines.rank_link import (
     describe_error,
     encode,
 )
+from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.engines.torch_engine import create
 from support.ports import free_port
 from support.tiny_folder import tiny_folder

@@ -24,9 +24,9 @@ from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.models.lora import add_adapters
 from streamrl_workers.models.published import as_bytes, as_tensor, merged, split
 from streamrl_workers.trainer.engines import model_files, sharding
-from streamrl_workers.trainer.engines.engine import EngineSetup
 from streamrl_workers.trainer.engines.forward import Forward, UtteranceValueModel, make_batch
 from streamrl_workers.trainer.engines.packing import pack_sample
+from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models, create
 from streamrl_workers.trainer.engines.worker import RankWorker
 from support.tiny_folder import tiny_folder

@@ -2,17 +2,18 @@
 
     WorkSource      what a slot works for: training samples, evaluation, log-probs of the frozen model     `generators.py`
     GroupSource     where groups come from: prompts, demonstrations, stored turn states                    `model.py`
-    GroupFilter     drops scored groups: dynamic sampling                                                  `rollout.py`
+    GroupFilter     drops scored groups: dynamic sampling                                                  `model.py`
     DeliveryOrder   which group the trainer gets next: arrival, number, whole batches, recorded steps      `delivery.py`
     Extension       looks once after each event: rebalancing, device sharing, ranker, held-out rows        here
 
-`SampleStage` (`rollout.py`) belongs to `WorkSource`: it takes finished samples. The functions below say which job has which.
+`SampleStage` (`model.py`) belongs to `WorkSource`: it takes finished samples. The functions below say which job has which.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.delivery import Delivery, DeliveryOrder, ReadyGroups, TrainerLink
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.evaluation import Evaluator
@@ -25,10 +26,11 @@ from streamrl_workers.scheduler.extensions.rebalancing import Rebalancer
 from streamrl_workers.scheduler.extensions.supervised import AfterEvaluation, Demonstrations, HeldOutSamples
 from streamrl_workers.scheduler.extensions.turn_states import TurnStates
 from streamrl_workers.scheduler.generators import Fleet
-from streamrl_workers.scheduler.model import GroupSource, GroupTable
+from streamrl_workers.scheduler.model import GroupFilter, GroupSource, GroupTable, SampleStage
 from streamrl_workers.scheduler.planning import WaitingGroups
-from streamrl_workers.scheduler.rollout import GroupFilter, SampleLifecycle, SampleStage
+from streamrl_workers.scheduler.rollout import SampleLifecycle
 from streamrl_workers.scheduler.settings import SchedulerSettings
+from streamrl_workers.scheduler.versions.turns import WeightTurns
 
 
 class Extension(Protocol):
@@ -53,6 +55,26 @@ def step_cause(settings: SchedulerSettings) -> str:
     return "phase" if settings.extensions.colocated else ""
 
 
+def awaits_rewards_alone(settings: SchedulerSettings) -> bool:
+    """Return whether finished samples await nothing but rewards."""
+    return not settings.extensions.reference_pool
+
+
+def only_evaluates(settings: SchedulerSettings) -> bool:
+    """Return whether generators only evaluate, and the trainer waits for them."""
+    return settings.extensions.supervised
+
+
+def weight_turns(settings: SchedulerSettings) -> WeightTurns | None:
+    """Return the turns of other clusters at a new version; None: it is announced to all at once."""
+    return WeightTurns() if settings.extensions.shares_uplink else None
+
+
+def welcome(settings: SchedulerSettings) -> pb.TrainerWelcome:
+    """Return the fields of a trainer's welcome that only some jobs have."""
+    return pb.TrainerWelcome(held_out_samples=settings.evaluation.prompts if settings.extensions.supervised else 0)
+
+
 def sample_stages(
     settings: SchedulerSettings, outbox: Outbox, *, groups: GroupTable, fleet: Fleet
 ) -> Callable[[SampleLifecycle], Sequence[SampleStage]]:
@@ -72,8 +94,8 @@ def group_filters(settings: SchedulerSettings) -> Sequence[GroupFilter]:
     return [ZeroVarianceFilter(draws_per_step=draws, batch_groups=settings.batch_groups)] if draws > 1 else []
 
 
-def turn_states(settings: SchedulerSettings, *, waiting: WaitingGroups, first: int) -> TurnStates | None:
-    """Return the source of turns at stored states; None: the job has none."""
+def step_states(settings: SchedulerSettings, *, waiting: WaitingGroups, first: int) -> TurnStates | None:
+    """Return the source of groups that begin at states of earlier steps; None: the job has none."""
     if not settings.extensions.resampled_percent:
         return None
     return TurnStates(settings, waiting=waiting, first=first)

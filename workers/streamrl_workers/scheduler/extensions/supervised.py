@@ -51,7 +51,7 @@ class Demonstrations:
             prompt_text = unmarked(group.prompt.text)
             texts = pb.GroupTexts(prompt=prompt_text, samples=[demonstrated_texts(shown)]).SerializeToString()
         self.lifecycle.store(group, [sample], texts=texts)
-        self.groups.follow(group, GroupEvent.DEMONSTRATE)
+        self.groups.follow(group, GroupEvent.SUPPLY)
 
 
 class HeldOutSamples:

@@ -260,7 +260,7 @@ def step_line(step: StepSummary, *, view: CoreView, instants: Mapping[str, float
         **instants,
         "reward_mean": _mean(stats.reward_sum, stats.reward_count),
         "reward_std": step.trainer_metrics.get("reward_std", 0.0),
-        "reward_failed": stats.samples - stats.reward_count - stats.resampled,
+        "reward_failed": stats.samples - stats.reward_count - stats.unrewarded,
         "reward_parts": _reward_parts(step),
         "tasks": {name: _task(task) for name, task in step.tasks.items()},
         "score_failures": whole(step.score_failures, FAILURE_KINDS),

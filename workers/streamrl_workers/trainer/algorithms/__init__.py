@@ -3,15 +3,13 @@
 An algorithm is a class, most in a file of their own. It is imported when a job asks for it: the simulated trainer never loads torch.
 """
 
-from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from streamrl.spec import RLJobSpec
 
 if TYPE_CHECKING:
     from streamrl_workers.trainer.algorithms.algorithm import Algorithm
-    from streamrl_workers.trainer.algorithms.corrections import BatchMask, Corrector
 
 ALGORITHMS: dict[str, str] = {
     "grpo": "grpo.Grpo",
@@ -31,16 +29,6 @@ IQL = "iql.Iql"
 """In the place of `supervised` where that has a critic."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlgorithmSetup:
-    """What an algorithm is built from."""
-
-    spec: Any  # the member's own model, as `streamrl.spec.algorithm.GrpoSpec`
-    correction: "Corrector"
-    mask: "BatchMask | None" = None  # of the correction
-    max_tokens: int  # of one turn of the model
-
-
 def algorithm_class(name: str) -> "type[Algorithm]":
     """Look up an algorithm; an unknown name lists the known."""
     if name not in ALGORITHMS:
@@ -56,6 +44,7 @@ def _class_at(place: str) -> "type[Algorithm]":
 
 def create_algorithm(spec: RLJobSpec) -> "Algorithm":
     """The job's algorithm, with the job's constants."""
+    from streamrl_workers.trainer.algorithms.algorithm import AlgorithmSetup
     from streamrl_workers.trainer.algorithms.corrections import create_correction, create_mask
 
     algorithm = spec.algorithm

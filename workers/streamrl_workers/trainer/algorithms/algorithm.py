@@ -11,16 +11,26 @@ a view has all of a sample's contexts, a pass has each as a sequence.
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from streamrl.spec.algorithm import ClipBounds, Critic, ReferenceKl, UtteranceCritic
-from streamrl_workers.trainer.algorithms import AlgorithmSetup
+from streamrl_workers.trainer.algorithms.corrections import BatchMask, Corrector
 
 Aggregation = Literal["SequenceMean", "TokenMean", "SequenceSum", "FixedLength"]
 """How token losses become the loss of an update: the mean over samples of their token means; the mean over all tokens;
 the mean over samples of their token sums; or the sum over all tokens divided by (samples x `maxTokens`), whatever the lengths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlgorithmSetup:
+    """What an algorithm is built from."""
+
+    spec: Any  # the member's own model, as `streamrl.spec.algorithm.GrpoSpec`
+    correction: Corrector
+    mask: BatchMask | None = None  # of the correction
+    max_tokens: int  # of one turn of the model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,14 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from streamrl.spec.algorithm import ArcherSpec, ReferenceKl
-from streamrl_workers.trainer.algorithms import AlgorithmSetup
-from streamrl_workers.trainer.algorithms.algorithm import BatchAlgorithm, TokenBatch, TokenLoss, TokenValues, TokenView
+from streamrl_workers.trainer.algorithms.algorithm import (
+    AlgorithmSetup,
+    BatchAlgorithm,
+    TokenBatch,
+    TokenLoss,
+    TokenValues,
+    TokenView,
+)
 from streamrl_workers.trainer.algorithms.objective import clipped_surrogate, token_rewards
 
 _HEADS = 4

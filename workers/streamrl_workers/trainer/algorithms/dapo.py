@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from streamrl.spec.algorithm import Overlong
-from streamrl_workers.trainer.algorithms import AlgorithmSetup
-from streamrl_workers.trainer.algorithms.algorithm import RewardedSample
+from streamrl_workers.trainer.algorithms.algorithm import AlgorithmSetup, RewardedSample
 from streamrl_workers.trainer.algorithms.grpo import GroupSurrogate
 
 

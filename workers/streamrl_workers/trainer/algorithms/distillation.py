@@ -16,8 +16,13 @@ Log-probs are at the sampling temperature, of teacher and policy. The advantages
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamrl_workers.trainer.algorithms import AlgorithmSetup
-from streamrl_workers.trainer.algorithms.algorithm import GroupAlgorithm, RewardedSample, TokenBatch, TokenLoss
+from streamrl_workers.trainer.algorithms.algorithm import (
+    AlgorithmSetup,
+    GroupAlgorithm,
+    RewardedSample,
+    TokenBatch,
+    TokenLoss,
+)
 from streamrl_workers.trainer.algorithms.grpo import group_relative
 from streamrl_workers.trainer.algorithms.objective import clipped_surrogate
 

@@ -12,8 +12,8 @@ stale and mismatched samples; plus beta times the divergence from the initial mo
 import statistics
 from collections.abc import Sequence
 
-from streamrl_workers.trainer.algorithms import AlgorithmSetup
 from streamrl_workers.trainer.algorithms.algorithm import (
+    AlgorithmSetup,
     GroupAlgorithm,
     RewardedSample,
     TokenBatch,

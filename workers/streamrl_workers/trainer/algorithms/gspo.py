@@ -14,8 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from streamrl_workers.trainer.algorithms import AlgorithmSetup
-from streamrl_workers.trainer.algorithms.algorithm import TokenBatch, TokenLoss
+from streamrl_workers.trainer.algorithms.algorithm import AlgorithmSetup, TokenBatch, TokenLoss
 from streamrl_workers.trainer.algorithms.corrections import sequence_sums
 from streamrl_workers.trainer.algorithms.grpo import GroupSurrogate
 from streamrl_workers.trainer.algorithms.objective import clipped_surrogate, with_divergence

@@ -15,8 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from streamrl.spec.algorithm import CriticWeights
-from streamrl_workers.trainer.algorithms import AlgorithmSetup
-from streamrl_workers.trainer.algorithms.algorithm import BatchAlgorithm, TokenBatch, TokenLoss, TokenValues, TokenView
+from streamrl_workers.trainer.algorithms.algorithm import (
+    AlgorithmSetup,
+    BatchAlgorithm,
+    TokenBatch,
+    TokenLoss,
+    TokenValues,
+    TokenView,
+)
 from streamrl_workers.trainer.algorithms.archer import utterance_values
 from streamrl_workers.trainer.algorithms.objective import weighed_cross_entropy
 

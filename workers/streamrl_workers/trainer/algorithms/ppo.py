@@ -13,8 +13,14 @@ The policy's loss is the clipped surrogate, the mean over the tokens of the upda
 from collections.abc import Sequence
 
 from streamrl.spec.algorithm import PpoSpec
-from streamrl_workers.trainer.algorithms import AlgorithmSetup
-from streamrl_workers.trainer.algorithms.algorithm import BatchAlgorithm, TokenBatch, TokenLoss, TokenValues, TokenView
+from streamrl_workers.trainer.algorithms.algorithm import (
+    AlgorithmSetup,
+    BatchAlgorithm,
+    TokenBatch,
+    TokenLoss,
+    TokenValues,
+    TokenView,
+)
 from streamrl_workers.trainer.algorithms.objective import clipped_surrogate, normalised, token_rewards
 
 

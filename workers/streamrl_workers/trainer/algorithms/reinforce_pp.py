@@ -9,8 +9,14 @@ The loss is PPO's clipped surrogate, the mean over the tokens of the update (sec
 
 from collections.abc import Sequence
 
-from streamrl_workers.trainer.algorithms import AlgorithmSetup
-from streamrl_workers.trainer.algorithms.algorithm import BatchAlgorithm, TokenBatch, TokenLoss, TokenValues, TokenView
+from streamrl_workers.trainer.algorithms.algorithm import (
+    AlgorithmSetup,
+    BatchAlgorithm,
+    TokenBatch,
+    TokenLoss,
+    TokenValues,
+    TokenView,
+)
 from streamrl_workers.trainer.algorithms.objective import clipped_surrogate, normalised, token_rewards
 
 

@@ -22,8 +22,14 @@ from collections.abc import Sequence
 import torch
 
 from streamrl.spec.algorithm import TbaSpec
-from streamrl_workers.trainer.algorithms import AlgorithmSetup
-from streamrl_workers.trainer.algorithms.algorithm import BatchAlgorithm, TokenBatch, TokenLoss, TokenValues, TokenView
+from streamrl_workers.trainer.algorithms.algorithm import (
+    AlgorithmSetup,
+    BatchAlgorithm,
+    TokenBatch,
+    TokenLoss,
+    TokenValues,
+    TokenView,
+)
 from streamrl_workers.trainer.algorithms.corrections import sequence_sums
 
 

@@ -5,7 +5,8 @@ Creators import their engine when called: the simulated engine never loads torch
 
 from collections.abc import Callable
 
-from streamrl_workers.trainer.engines.engine import EngineSetup, TrainEngine
+from streamrl_workers.trainer.engines.engine import TrainEngine
+from streamrl_workers.trainer.engines.setup import EngineSetup
 
 
 def create_torch(setup: EngineSetup) -> TrainEngine:

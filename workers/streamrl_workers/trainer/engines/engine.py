@@ -1,4 +1,4 @@
-"""What the step loop asks of an engine, and what an engine is built from. Imports no torch.
+"""What the step loop asks of an engine. Imports no torch.
 
 Invariants that every engine keeps:
 - Calls are synchronous and come from one thread.
@@ -10,14 +10,10 @@ Invariants that every engine keeps:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec import RLJobSpec
 from streamrl_workers.weights.hashing import TensorBytes
-
-if TYPE_CHECKING:
-    from streamrl_workers.trainer.engines.process_group import ProcessGroup
 
 
 class RetryError(Exception):
@@ -82,15 +78,3 @@ class RankEnvironment:
     def alone(self) -> bool:
         """Whether there are no other ranks."""
         return self.size == 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSetup:
-    """What an engine is built from."""
-
-    spec: RLJobSpec
-    model_path: str | None  # directory or hub name; the simulated engine needs none
-    base_dir: Path = Path()  # where relative paths of the job begin
-    threads: int | None  # of torch; None = torch's choice
-    env: RankEnvironment = RankEnvironment()
-    ranks: "ProcessGroup | None" = None  # all ranks, as rank 0 reaches them; None: there is one, or this is another

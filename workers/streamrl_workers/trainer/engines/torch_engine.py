@@ -34,7 +34,7 @@ from streamrl_workers.stream.packing import pack_float32
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
-from streamrl_workers.trainer.engines.engine import EngineSetup, RankEnvironment
+from streamrl_workers.trainer.engines.engine import RankEnvironment
 from streamrl_workers.trainer.engines.forward import (
     Reference,
     UtteranceValueModel,
@@ -45,6 +45,7 @@ from streamrl_workers.trainer.engines.forward import (
 from streamrl_workers.trainer.engines.memory import check_memory
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
 from streamrl_workers.trainer.engines.rank_link import Payload
+from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.engines.sharding import (
     START_S,
     compile_blocks,
