@@ -160,6 +160,15 @@ async def test_a_link_that_comes_back_is_asked_the_same_under_the_same_numbers()
     assert hosts.sent["b"] == {}, "its session is not theirs to take"
 
 
+async def test_a_link_that_comes_back_announces_its_silent_processes_again() -> None:
+    hosts = Hosts()
+    hosts.join("a", instance="one life")
+    hosts.all.silent("a", ["the fork server has shown no sign of life"])
+    assert [one.message for one in hosts.all.silences()] == ["a: the fork server has shown no sign of life"]
+    hosts.join("a", instance="one life")
+    assert list(hosts.all.silences()) == []
+
+
 async def test_a_host_that_leaves_gets_nothing_more_and_is_nobodys_death() -> None:
     hosts = Hosts()
     for _ in range(2 * MAX_LOSSES):
