@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.errors import UserError
+from streamrl.keys import FILE_WEIGHTS_OWNER
 from streamrl.spec.tasks.datasets import JsonlDataset
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError, local_directory, local_file
 from streamrl_workers.tasks.jsonl import open_jsonl
@@ -110,12 +111,14 @@ def test_a_run_whose_disk_lost_its_checkpoints_goes_on_from_the_copies(server: S
     job = simulated_job(steps=8, staleness=1)
     job["spec"]["task"]["dataset"]["jsonl"]["path"] = "s3://runs/data/prompts.jsonl"
     job["spec"]["storage"] = {"checkpoints": {"intervalSteps": 2, "keepLast": 1, "url": URL}}
+    job["spec"]["weights"] = {"folder": {"url": "s3://runs/weights"}}
     hold = Hold.on(job, tmp_path, step=5)
     (tmp_path / "prompts.jsonl").unlink()
     run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
     run.wait_steps(5)
     run.kill_all(["scheduler", "trainer-0", "generator-sim-0", "generator-sim-1"])
     shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / FILE_WEIGHTS_OWNER).unlink()
     hold.let_go()
     run.resume()
     assert run.wait_end() == 0, run.logs()

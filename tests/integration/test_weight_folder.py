@@ -253,7 +253,7 @@ def test_a_second_run_of_one_name_is_refused_and_a_restart_is_not(url: str, run:
     first = FolderTrainer(url, run=run)
     version = first.publish(1)
     with pytest.raises(UserError) as told:
-        FolderTrainer(url, run=run, owner="1" * 32).publish(1)
+        FolderTrainer(url, run=run, owner=b"1" * 32).publish(1)
     address = first.server.address
     assert str(told.value) == (
         "spec.weights.folder.url: must not be that of another run with the same folder name, "

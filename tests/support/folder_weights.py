@@ -16,7 +16,7 @@ from streamrl_workers.weights.store import WeightStore
 STEPS = (1, 2, 3)
 SIZES = {"base": 300_000, "adapter": 20_000, "empty": 0}
 TIMEOUT_S = 240.0
-OWNER = "0" * 32
+OWNER = b"0" * 32
 
 
 def tensors(step: int) -> dict[str, TensorBytes]:
@@ -30,7 +30,7 @@ class FolderTrainer:
     """Publishes versions; its clock stands still unless it is moved."""
 
     def __init__(
-        self, url: str, *, run: str, attempt: int = 1, newest_kept: int = 1, deltas: bool = False, owner: str = OWNER
+        self, url: str, *, run: str, attempt: int = 1, newest_kept: int = 1, deltas: bool = False, owner: bytes = OWNER
     ) -> None:
         self.now_s = 0.0
         self.attempt = attempt
@@ -39,7 +39,7 @@ class FolderTrainer:
             self.store,
             url=url,
             run=run,
-            owner=owner,
+            owner=lambda: owner,
             newest_kept=newest_kept,
             timeout_s=TIMEOUT_S,
             clock=lambda: self.now_s,

@@ -250,7 +250,7 @@ class AgentHosts:
             host = self._hosts[name] = _Host(name=name, instance=instance, send=send)
         if host.given_up is not None:
             host.given_up.cancel()
-        host.send, host.leaving = send, False
+        host.send, host.leaving, host.silences = send, False, ()
         for number, asked in host.asked.items():
             self._send(host, number, asked)
         self._dispatch()

@@ -123,6 +123,7 @@ async def _run(settings: TrainerSettings) -> bool:
         ServerSetup(
             spec=settings.spec.weights.value,
             store=settings.store,
+            copies=settings.copies,
             newest_kept=settings.versions_kept,
             token=settings.token,
             tls=variables.tls,

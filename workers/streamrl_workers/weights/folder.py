@@ -15,6 +15,7 @@ Invariants:
 """
 
 import asyncio
+import contextlib
 import logging
 import math
 import re
@@ -80,19 +81,20 @@ class FolderWeightServer:
         *,
         url: str,
         run: str,
-        owner: str,
+        owner: Callable[[], bytes],
         newest_kept: int,
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`run`: a name that no other run with this URL has; `owner`: the run's identity. Nothing is asked of the store of objects.
+        """`run`: a name that no other run with this URL has; `owner`: returns the run's identity, asked with the first version. Nothing is asked of the store of objects.
 
         Raises:
             UserError: no library here reads such URLs.
         """
         self._store = store
         self._root = _folder_at(url)
-        self._owner = owner
+        self._find_owner = owner
+        self._owner = b""  # known with the first version
         self._folder = self._root.child(run).child("weights")
         self.address = self._folder.url
         self.served_bytes = 0
@@ -145,6 +147,7 @@ class FolderWeightServer:
     def _write(self, version: pb.VersionName) -> None:
         if self._there is None:
             self._root.probe()
+            self._owner = self._find_owner()
             self._claim()
             self._there = {name: size for name, size in self._folder.sizes().items() if _OURS.fullmatch(name)}
         else:
@@ -165,12 +168,11 @@ class FolderWeightServer:
 
     def _claim(self) -> None:
         """Write whose folder it is, if that is not written yet. Raises UserError: it is another run's."""
-        owner = self._owner.encode()
         found = self._read_owner()
         if found is None:
-            self._folder.write(_OWNER, memoryview(owner))
+            self._folder.write(_OWNER, memoryview(self._owner))
             found = self._read_owner()  # another run that began in the same moment
-        if found != owner:
+        if found != self._owner:
             folder = self._folder.url
             raise UserError(
                 field=FIELD,
@@ -315,17 +317,26 @@ def _content(content_hash: bytes) -> str:
     return f"{_CONTENT}/{content_hash.hex()}"
 
 
-def run_identity(store: Path) -> str:
+def run_identity(store: Path, *, copies: ObjectFolder | None) -> bytes:
     """Return the identity of the run that keeps its checkpoints in `store`; made at the first call and kept there.
 
-    Raises UserError: the file that holds it cannot be read or written, or is damaged.
+    It is kept with the copies of the checkpoints as well: a run that goes on from those on another disk is the same run.
+
+    Raises:
+        UserError: the file that holds it cannot be read or written, or is damaged.
+        StoreUnavailableError: the copies cannot be asked.
     """
-    path = store / FILE_WEIGHTS_OWNER
-    try:
-        identity = read_text(path, most_bytes=2 * _IDENTITY_BYTES, beneath=store)
-    except MissingFileError:
-        identity = secrets.token_hex(_IDENTITY_BYTES)
-        replace_file(path, identity.encode())
-    if not re.fullmatch(rf"[0-9a-f]{{{2 * _IDENTITY_BYTES}}}", identity):
-        raise UserError(field=str(path), rule="is damaged: it must be 32 hex digits", fix="delete it")
+    path, length = store / FILE_WEIGHTS_OWNER, 2 * _IDENTITY_BYTES
+    copied = None if copies is None else copies.read(FILE_WEIGHTS_OWNER, begin=0, end=2 * length)
+    kept = None
+    with contextlib.suppress(MissingFileError):
+        kept = read_text(path, most_bytes=length, beneath=store).encode()
+    held = copied if kept is None else kept
+    identity = secrets.token_hex(_IDENTITY_BYTES).encode() if held is None else held
+    if not re.fullmatch(rb"[0-9a-f]{%d}" % length, identity):
+        raise UserError(field=str(path), rule="is damaged: it must be 32 hex digits", fix="delete it and its copy")
+    if kept is None:
+        replace_file(path, identity)
+    if copies is not None and copied != identity:
+        copies.write(FILE_WEIGHTS_OWNER, memoryview(identity))
     return identity

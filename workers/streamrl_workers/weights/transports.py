@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_bytes
 from streamrl.spec.training import FolderWeights, HttpWeights
+from streamrl_workers.stream.object_store import ObjectFolder
 from streamrl_workers.stream.tls import Tls
 from streamrl_workers.weights.folder import FolderSource, FolderWeightServer, run_identity
 from streamrl_workers.weights.http_client import HttpSource
@@ -44,6 +45,8 @@ class ServerSetup:
     """Of the job, below the transport's key."""
     store: Path
     """Directory of the run's checkpoints, whose name names the run."""
+    copies: ObjectFolder | None
+    """Copies of that directory."""
     newest_kept: int
     """Versions that generators may still ask for."""
     token: str
@@ -82,7 +85,7 @@ def _serve_folder(store: ServedStore, setup: ServerSetup) -> WeightServer:
         store,
         url=spec.url,
         run=setup.store.resolve().name,
-        owner=run_identity(setup.store),
+        owner=lambda: run_identity(setup.store, copies=setup.copies),
         newest_kept=setup.newest_kept,
         timeout_s=spec.timeout_seconds,
     )

@@ -160,6 +160,15 @@ async def test_a_link_that_comes_back_is_asked_the_same_under_the_same_numbers()
     assert hosts.sent["b"] == {}, "its session is not theirs to take"
 
 
+async def test_a_link_that_comes_back_announces_its_silent_processes_again() -> None:
+    hosts = Hosts()
+    hosts.join("a", instance="one life")
+    hosts.all.silent("a", ["the fork server has shown no sign of life"])
+    assert [one.message for one in hosts.all.silences()] == ["a: the fork server has shown no sign of life"]
+    hosts.join("a", instance="one life")
+    assert list(hosts.all.silences()) == []
+
+
 async def test_a_host_that_leaves_gets_nothing_more_and_is_nobodys_death() -> None:
     hosts = Hosts()
     for _ in range(2 * MAX_LOSSES):
@@ -252,9 +261,7 @@ async def test_a_session_ends_with_its_sample_or_its_group(tmp_path: Path) -> No
     pool.put(ScoreSample(group_id=0, sample_index=1, split="train", prompt_index=0, completion="a"))
     assert hosts.numbers["sessions"] == 2
 
-    nowhere: Any = SimpleNamespace(
-        to_generator=None, to_trainer=None, append=lambda _: None, ask=None, has_more=False
-    )
+    nowhere: Any = SimpleNamespace(to_generator=None, to_trainer=None, append=lambda _: None, ask=None, has_more=False)
     executor = Executor(nowhere, journal=nowhere, connections=nowhere, status=nowhere, ending=ExitDecision())
     executor.attach(pool, ranker=nowhere, agent_hosts=hosts)
     for group_id, left in ((1, 2), (0, 0)):
