@@ -294,7 +294,7 @@ class Fleet:
 
     def __iter__(self) -> Iterator[Generator]:
         """Iterate over generators for any work."""
-        return iter([generator for generator in self.connected.values() if generator.use != "reserved"])
+        return (generator for generator in self.connected.values() if generator.use != "reserved")
 
     def __len__(self) -> int:
         return len(self.connected) - self._reserved

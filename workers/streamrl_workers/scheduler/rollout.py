@@ -278,7 +278,7 @@ class SampleLifecycle:
         """Mark the sample as complete in tokens."""
         sample.follow(SampleEvent.FINISH)
         sample.outcome.ended_at = self._fleet.epoch_s + self._fleet.now_s
-        sample.awaits = {REWARD}
+        sample.awaits = frozenset({REWARD})
         for stage in self.stages:
             stage.put(group, sample)
         group.unfinished -= 1
@@ -391,7 +391,7 @@ class SampleLifecycle:
 
     def received(self, group: Group, sample: Sample, what: str) -> None:
         """Note that a finished sample has one of the results that it awaits."""
-        sample.awaits.discard(what)
+        sample.awaits -= {what}
         if sample.awaits:
             return
         sample.follow(SampleEvent.SCORE)

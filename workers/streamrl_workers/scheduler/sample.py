@@ -217,14 +217,23 @@ class Sample:
     """Extended in place: a copy for each progress would make a long sample quadratic."""
     prompt_tokens: bytes = b""
     spans: list[Span] = field(default_factory=list)
-    outcome: pb.Sample = field(default_factory=pb.Sample)
-    """Fields of the result that are known: finish reason, reward, generator, times, the frozen model's log-probs."""
-    awaits: set[str] = field(default_factory=set)
+    _outcome: pb.Sample | None = None
+    awaits: frozenset[str] = frozenset()
     """Results that the finished sample lacks: its reward, and what extensions add."""
     prefix: bytes = b""
     """Tokens of an earlier sample between the prompt and this sample's tokens; int32."""
     text: str = ""
     """Text of the finished completion; with an environment: of the last turn."""
+
+    @property
+    def outcome(self) -> pb.Sample:
+        """Fields of the result that are known: finish reason, reward, generator, times, the frozen model's log-probs.
+
+        Made at its first use: a message for each sample of a deep queue would take more memory than all else of the sample.
+        """
+        if self._outcome is None:
+            self._outcome = pb.Sample()
+        return self._outcome
 
     @property
     def completion_tokens(self) -> int:
@@ -257,8 +266,8 @@ class Sample:
     @property
     def size_bytes(self) -> int:
         """What it takes in the buffer; nothing before its first token."""
-        reference = self.outcome.reference_logprobs
-        size = len(self.tokens) + len(self.logprobs) + len(self.prompt_tokens) + len(reference)
+        size = len(self.tokens) + len(self.logprobs) + len(self.prompt_tokens)
+        size += 0 if self._outcome is None else len(self._outcome.reference_logprobs)
         return size and size + _OVERHEAD_BYTES
 
     def follow(self, event: SampleEvent) -> None:

@@ -119,8 +119,7 @@ class WeightAnnouncer:
 
     def _is_superseded(self, step: int) -> bool:
         """Return whether a generator is at a higher step: the step is repeated, and can no longer be evaluated."""
-        versions = [generator.weights.version for generator in self._fleet]
-        return any(version is not None and version[1] > step for version in versions)
+        return any(generator.step is not None and generator.step > step for generator in self._fleet)
 
     def _announce(self, version: Version) -> None:
         waits = self._waiting_clusters(version)

@@ -49,7 +49,7 @@ class FrozenModel:
 
     def put(self, group: Group, sample: Sample) -> None:
         """Take a sample that has all its tokens."""
-        sample.awaits.add(REFERENCE)
+        sample.awaits |= {REFERENCE}
         sample.issues = 0
         self._waiting.append((group, sample))
 
