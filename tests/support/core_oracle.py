@@ -324,7 +324,7 @@ def _write() -> None:
 
 
 def _check() -> None:
-    sys.exit("\n".join(differences(tell())))
+    sys.exit("\n".join(differences(tell())) or 0)
 
 
 if __name__ == "__main__":
