@@ -6,7 +6,7 @@
     DeliveryOrder   which group the trainer gets next: arrival, number, whole batches, recorded steps      `delivery.py`
     Extension       looks once after each event: rebalancing, device sharing, ranker, held-out rows        here
 
-`SampleStage` (`rollout.py`) belongs to `WorkSource`: it takes finished samples. The functions below say which job has which.
+`SampleStage` (`rollout.py`) belongs to `WorkSource`: it takes finished samples. The functions below decide which job has which.
 """
 
 from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ def group_filters(settings: SchedulerSettings) -> Sequence[GroupFilter]:
 
 
 def turn_states(settings: SchedulerSettings, *, waiting: WaitingGroups, first: int) -> TurnStates | None:
-    """Return the source of turns at stored states; None: the job has none."""
+    """Return the source of turns at stored states; None: the job has no such turns."""
     if not settings.extensions.resampled_percent:
         return None
     return TurnStates(settings, waiting=waiting, first=first)
