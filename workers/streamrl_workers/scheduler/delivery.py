@@ -4,7 +4,7 @@ Owns the groups that are ready, those of the current step that the trainer holds
 (`history.py`). Two steps matter: `link.step` is the one that the trainer fills now; `window.step` is the first that has no record. They
 differ only while a new attempt repeats recorded steps, which get exactly their recorded groups.
 
-A `DeliveryOrder` says which group is next, or why none is: orders are stacked, the outermost first.
+A `DeliveryOrder` returns the next group, or why no group is next. Orders are stacked, the outermost first.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,7 +89,7 @@ class ReadyGroups:
         return len(self._serials)
 
     def put(self, group: Group) -> None:
-        """Add the group behind all others."""
+        """Add the group after all others."""
         assert group.start_version is not None, f"group {group.group_id} has not begun"
         assert group not in self, f"group {group.group_id} is ready already"
         serial = self._serials[group.group_id] = self._next_serial
@@ -200,7 +200,7 @@ class Delivery:
         self._credit = 0
         self._largest_credit = 0
         self._idle_cause = ""
-        """The cause that the trainer was last told; empty: none."""
+        """The cause that was last reported to the trainer; empty: no cause."""
         self._waits_with: tuple[int, int] | None = None
         """Step, and groups of it, with which the trainer last reported that it has nothing to compute."""
         self.why: Why | None = None

@@ -19,16 +19,16 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.generators import Fleet, Generator, KvEstimate, KvSize, Lease, Version
 from streamrl_workers.scheduler.records import Evaluated, EvaluatedTask
-from streamrl_workers.scheduler.sample import Sample, Turns, fault
+from streamrl_workers.scheduler.sample import Sample, Turns, validate_progress
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import FailureKind, NeedPrompts, Prompt, Score, TurnAnswer
 
 PATIENCE_LEASES = 10
-"""A version that nobody can load must not stop the run."""
+"""Leases without progress after which an evaluation ends: a version that no generator can load must not stop the run."""
 GROUP_BASE = 1 << 62
 """Group numbers of evaluation samples: far above every training group."""
 _STEP_SHIFT = 20
-"""Held-out prompts fit in so many bits (maxPrompts is at most 100 000)."""
+"""Bits of a held-out prompt's index (maxPrompts is at most 100 000)."""
 
 
 _Answer = tuple[int, int]
@@ -41,7 +41,7 @@ def is_evaluated(group_id: int) -> bool:
 
 
 def group_number(step: int, prompt_index: int) -> int:
-    """Group number of one evaluation sample."""
+    """Return the group number of one evaluation sample."""
     return GROUP_BASE | step << _STEP_SHIFT | prompt_index
 
 
@@ -79,7 +79,7 @@ class Evaluator:
         self._failures = failures
         self._kv = kv
         self.prompts: dict[int, Prompt] = {}
-        """Held-out prompts that have come, by index."""
+        """Held-out prompts that have arrived, by index."""
         self.version: Version | None = None
         self.queue: deque[_Answer] = deque()
         """Answers that wait for a generator at the version."""
@@ -87,7 +87,7 @@ class Evaluator:
         """Those that are with a generator, with the environment, or done."""
         self._rewards: dict[_Answer, float | None] = {}
         self._faults: Counter[_Answer] = Counter()
-        """What was not believed."""
+        """Refused messages."""
         self._patience_s = PATIENCE_LEASES * settings.lease_s
         self.progressed = False
         """Whether any sample has gained a token since the last tick; training samples count: their slots become free for those of the queue."""
@@ -98,7 +98,7 @@ class Evaluator:
     # ---- which version
 
     def due(self, step: int) -> bool:
-        """Whether this version is to be evaluated and has not been."""
+        """Return whether this version must be evaluated and has not been."""
         planned = step % self._of.interval == 0 or step >= self._settings.steps
         wanted = self._of.enabled and self._of.prompts > 0
         return planned and wanted and step not in self._done
@@ -109,7 +109,7 @@ class Evaluator:
             self._outbox.add(NeedPrompts(split="held_out", first_index=0, count=self._of.prompts))
 
     def arrived(self, prompt: Prompt) -> None:
-        """A held-out prompt's text."""
+        """Take a held-out prompt."""
         if prompt.index in self.prompts or not prompt.index < self._of.prompts:
             return
         self.prompts[prompt.index] = prompt
@@ -126,7 +126,7 @@ class Evaluator:
         self.progressed = True
 
     def abandon(self) -> None:
-        """The version is no longer wanted (the trainer went back) or can no longer be had."""
+        """Stop the evaluation: the trainer went back, or generators are past the version."""
         if self.version is None or self._writing:
             return
         self._revoke()
@@ -146,11 +146,11 @@ class Evaluator:
         return range(1 + self._of.sampled)
 
     def wants(self, generator: Generator) -> bool:
-        """Whether a sample waits that this generator can take."""
+        """Return whether a sample waits that this generator can take."""
         return bool(self.queue) and generator.weights.version == self.version and generator.use == "any"
 
     def fits(self, generator: Generator) -> bool:
-        """Whether the generator's memory has room for the next sample."""
+        """Return whether the generator's memory has room for the next sample."""
         assert self.version is not None
         index, _ = key = self.queue[0]
         return generator.kv.fits(group_number(self.version[1], index), self._size(key))
@@ -162,7 +162,7 @@ class Evaluator:
         )
 
     def issue(self, generator: Generator) -> int:
-        """The next sample goes to the generator. Returns the bytes of its prompt, about."""
+        """Issue the next sample to the generator; return the bytes of its prompt, about."""
         assert self.version is not None
         index, answer = key = self.queue.popleft()
         number = group_number(self.version[1], index)
@@ -179,7 +179,7 @@ class Evaluator:
         return len(request.prompt)
 
     def progress(self, lease: Lease, item: pb.Progress) -> None:
-        """Tokens, and perhaps the end, of one sample."""
+        """Take tokens, and perhaps the end, of one sample."""
         key = _answer(lease)
         sample = self._samples[key]
         if item.finish_reason == "error":
@@ -187,7 +187,7 @@ class Evaluator:
             self._result(key, None)
             return
         max_tokens = self._settings.tasks.of(key[0]).sampling.max_tokens
-        if fault(lease, sample, item, newest_step=lease.version_step, max_tokens=max_tokens):
+        if validate_progress(lease, sample, item, newest_step=lease.version_step, max_tokens=max_tokens):
             self._refuse(lease, key)
             return
         self.progressed = True
@@ -200,7 +200,7 @@ class Evaluator:
             self._fleet.resize(lease, self._size(key))
 
     def _refuse(self, lease: Lease, key: _Answer) -> None:
-        """What came is not believed: it is made again, but not for ever."""
+        """Refuse a message: the sample is repeated, a bounded number of times."""
         self._outbox.cancel(lease.generator_id, lease.number)
         self.lost(lease)
         self._faults[key] += 1
@@ -209,7 +209,7 @@ class Evaluator:
             self._result(key, None)
 
     def answered(self, answer: TurnAnswer) -> None:
-        """The environment's answer to a turn; those of an older evaluation are left alone."""
+        """Take the environment's answer to a turn; ignore one of an older evaluation."""
         key = _answer(answer)
         sample = self._samples.get(key)
         if self.version is None or self._writing or sample is None or sample.turns is None:
@@ -225,14 +225,14 @@ class Evaluator:
             self._outbox.add(sample.to_score(answer.group_id, split="held_out", prompt_index=key[0]))
 
     def lost(self, lease: Lease) -> None:
-        """The lease is revoked: its sample is made again from the start."""
+        """Take back the sample of a revoked lease: it is repeated from its start."""
         self._fleet.end(lease.number)
         key = _answer(lease)
         self._samples.pop(key, None)
         self.queue.appendleft(key)
 
     def scored(self, score: Score) -> None:
-        """The result for one sample; those of an older evaluation are left alone."""
+        """Take the reward of one sample; ignore one of an older evaluation."""
         key = _answer(score)
         if self.version is None or self._writing or score.group_id != group_number(self.version[1], key[0]):
             return
@@ -243,10 +243,9 @@ class Evaluator:
     # ---- the end
 
     def tick(self, now_s: float) -> None:
-        """Give up what has made no progress for too long while somebody could have made it."""
-        somebody = any(not generator.paused for generator in self._fleet)
-        could_be_made = somebody or self._trainer_waits
-        if self.progressed or self._progress_s is None or not could_be_made:
+        """End an evaluation without progress for too long, while a generator could have made some."""
+        is_possible = self._trainer_waits or any(not generator.paused for generator in self._fleet)
+        if self.progressed or self._progress_s is None or not is_possible:
             self.progressed = False
             self._progress_s = now_s
         elif self.version is not None and not self._writing and now_s - self._progress_s > self._patience_s:
@@ -279,7 +278,7 @@ class Evaluator:
         self._outbox.write(result, then=partial(self._recorded, result))
 
     def _result_of(self, prompts: Collection[int]) -> EvaluatedTask:
-        """Of the answers to these prompts."""
+        """Return the result of the answers to these prompts."""
         ended = [key for key in self._rewards if key[0] in prompts]
         scored = [(answer, reward) for index, answer in ended if (reward := self._rewards[index, answer]) is not None]
         greedy = [reward for answer, reward in scored if answer == 0]

@@ -133,7 +133,7 @@ class WorkSource(Protocol):
     """What a slot can work for, such as training samples or evaluation."""
 
     def progress(self, lease: "Lease", item: pb.Progress) -> None:
-        """Take what a generator says of one lease."""
+        """Take what a generator reports about one lease."""
 
     def lost(self, lease: "Lease") -> None:
         """Take back the sample of a lease that is revoked."""
@@ -156,7 +156,7 @@ class Lease:
 
 @dataclass(slots=True, kw_only=True)
 class LoadState:
-    """Weights of one generator: what it has, and what it was told to load."""
+    """Weights of one generator: the version that it has, and the one that was announced to it."""
 
     version: Version | None
     announced: Version | None = None
@@ -182,7 +182,7 @@ class LoadState:
 
 @dataclass(slots=True, kw_only=True)
 class Reported:
-    """What a generator was last told about its work."""
+    """The newest report to a generator about its work."""
 
     idle_cause: str = ""
     """Empty: it has work."""
@@ -294,7 +294,7 @@ class Fleet:
 
     def __iter__(self) -> Iterator[Generator]:
         """Iterate over generators for any work."""
-        return iter([generator for generator in self.connected.values() if generator.use != "reserved"])
+        return (generator for generator in self.connected.values() if generator.use != "reserved")
 
     def __len__(self) -> int:
         return len(self.connected) - self._reserved
@@ -401,7 +401,7 @@ class Fleet:
     # ---- speed
 
     def heartbeat(self, generator: Generator, reading: Reading) -> None:
-        """Take what a heartbeat says of the generator's speed."""
+        """Take the generator's speed from a heartbeat."""
         before = self._readings.get(generator.generator_id)
         if before is not None:
             self.curves.observe(generator.pool, before=before, now=reading)

@@ -82,7 +82,7 @@ class History:
             link: the trainer.
             delivery: what the trainer is given.
             failures: kind -> samples that got no reward.
-            states: takes the states of steps; None: steps have none.
+            states: takes the states of steps; None: steps have no states.
             welcome: fields that extensions set in the message that welcomes a trainer.
         """
         self._settings = settings
@@ -143,8 +143,10 @@ class History:
             raise MismatchError(f"step {done.step} has {len(done.advantages)} bytes of advantages")
         if self._states is not None and (wrong := self._states.check(done)):
             raise MismatchError(wrong)
-        if not all(before < behind for before, behind in pairwise((0, *done.micro_steps, expected))):
-            raise MismatchError(f"step {done.step} of {expected} groups had micro-steps behind {[*done.micro_steps]}")
+        if not all(first < second for first, second in pairwise((0, *done.micro_steps, expected))):
+            raise MismatchError(
+                f"step {done.step} of {expected} groups had micro-steps that end at {[*done.micro_steps]}"
+            )
 
     def _consume(self, done: pb.StepDone) -> StepSummary:
         groups = [self._groups.by_id[group_id] for group_id in done.group_ids]
@@ -203,7 +205,7 @@ class History:
             )
         if not self._oldest_checkpoint <= hello.step <= self._window.step:
             raise HistoryError(
-                f"the trainer's checkpoint is of step {hello.step}, but the journal can go on from steps "
+                f"the trainer's checkpoint is of step {hello.step}, but the journal can continue from steps "
                 f"{self._oldest_checkpoint} to {self._window.step} only{self._cause(hello.step)}"
             )
         self._roll_back(hello.step)
@@ -229,7 +231,7 @@ class History:
             return f": later ones are not {places}; put one back from a copy, or start a new run"
         if url is None:
             return ""
-        fix = "start anew in a folder of another name, or delete those copies and this folder first"
+        fix = "start a new run in a folder of another name, or delete those copies and this folder first"
         return f": the copies in {url} may be of an earlier run whose folder had the same name; {fix}"
 
     def _attempt_durable(self, attempt: int) -> None:
@@ -258,7 +260,9 @@ class History:
         unrecorded = hello.unrecorded_step if hello.HasField("unrecorded_step") else None
         done_now = unrecorded is not None and unrecorded.step == self._link.step
         if hello.step != self._link.step + (1 if done_now else 0):
-            raise MismatchError(f"the trainer goes on with step {hello.step}, the journal with step {self._link.step}")
+            raise MismatchError(
+                f"the trainer continues with step {hello.step}, the journal with step {self._link.step}"
+            )
         if not self._link.recording:
             self._agree(unrecorded.group_ids if done_now and unrecorded is not None else hello.held_groups)
         self._welcome()
@@ -266,7 +270,7 @@ class History:
             self.step_done(unrecorded)
 
     def _agree(self, claimed: Sequence[int]) -> None:
-        """Take over what the trainer says it holds. If the end is feasible, so is every state on the way (docs/staleness.md)."""
+        """Take over which groups the trainer claims to hold. If the end is feasible, so is every state on the way (docs/staleness.md)."""
         held = dict.fromkeys(claimed)
         self._delivery.take_back([group_id for group_id in self._link.held if group_id not in held])
         missing = [self._groups.by_id.get(group_id) for group_id in held if group_id not in self._link.held]

@@ -60,7 +60,7 @@ class GroupEvent(StrEnum):
     BEGIN = "begin"
     """The first token of the group has arrived."""
     LOSE = "lose"
-    """The last sample that was out has come back without a token."""
+    """The last sample that was with a generator has been lost without a token."""
     SUPPLY = "supply"
     """Its source has the samples: nothing is generated."""
     FINISH = "finish"
@@ -146,7 +146,7 @@ class GroupSource(Protocol):
         """Return the index of the prompt from which group `number` is made; None: another source makes this group."""
 
     def start(self, group: "Group", prompt: Prompt) -> None:
-        """Make the samples of a planned group, whose prompt has come."""
+        """Make the samples of a planned group, whose prompt has arrived."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class Group:
     """In the record of a step, including one that is being repeated."""
 
     def begin_with(self, samples: list[Sample]) -> None:
-        """Set the samples that are to be generated."""
+        """Set the samples that will be generated."""
         self.samples = samples
         self.unfinished = self.unscored = len(samples)
 
@@ -365,22 +365,22 @@ class Window:
     # ---- questions
 
     def may_begin(self, version: int) -> bool:
-        """Whether one more group may begin under `version`."""
+        """Return whether one more group may begin under `version`."""
         if not self.oldest <= version <= self.step:
             return False
         tight = self._tight()
         return not tight or version > tight[-1]
 
-    def may_go_on(self, begun: int, *, at: int) -> bool:
-        """Whether a group that has begun under a version may go on under this one."""
+    def may_continue(self, begun: int, *, at: int) -> bool:
+        """Return whether a group that has begun under version `begun` may continue under version `at`."""
         return at >= begun or self.may_lower(begun, to=at)
 
     def may_lower(self, version: int, *, to: int) -> bool:
-        """Whether a live group begun under `version` may count as begun under the older version `to`."""
+        """Return whether a live group begun under `version` may count as begun under the older version `to`."""
         return to >= self.oldest and not any(to <= tight < version for tight in self._tight())
 
     def may_deliver(self, version: int) -> bool:
-        """Whether a live group begun under `version` may take a place in the current step."""
+        """Return whether a live group begun under `version` may take a place in the current step."""
         tight = self._tight()
         return self.room > 0 and (not tight or version <= tight[0])
 
@@ -401,31 +401,31 @@ class Window:
     # ---- changes
 
     def begin(self, version: int) -> None:
-        """One more live group."""
+        """Count one more live group."""
         self._change(version, by=1)
 
     def end(self, version: int) -> None:
-        """A live group is gone (dropped, or back to planned)."""
+        """Stop counting a live group that was dropped or is planned again."""
         self._change(version, by=-1)
 
     def move(self, version: int, *, to: int) -> None:
-        """A live group's version is now known to be `to`."""
+        """Change the version of a live group."""
         self._change(version, by=-1)
         self._change(to, by=1)
 
     def deliver(self, version: int) -> None:
-        """A live group takes a place in the current step."""
+        """Give a live group a place in the current step."""
         assert self.room > 0, "no room in the step"
         self.room -= 1
         self._change(version, by=-1)
 
     def take_back(self, version: int) -> None:
-        """A group of the current step is live again."""
+        """Make a group of the current step live again."""
         self.room += 1
         self._change(version, by=1)
 
     def advance(self) -> None:
-        """The current step is full: go on to the next."""
+        """Begin the next step, because the current one is full."""
         assert self.room == 0, f"step {self.step} still has room for {self.room} groups"
         self.step += 1
         self.room = self._batch
@@ -445,7 +445,7 @@ class Window:
         self._tight_versions = None
 
     def _tight(self) -> tuple[int, ...]:
-        """Computed once after each change, in O(S)."""
+        """Return the tight versions; computed once after each change, in O(S)."""
         if self._tight_versions is None:
             self._tight_versions = tuple(self._find_tight())
         return self._tight_versions
@@ -461,7 +461,7 @@ class Window:
 
 
 def batch_complete(ready: Mapping[int, int], *, room: int, due: Mapping[int, int]) -> bool:
-    """Whether a whole batch can be delivered.
+    """Return whether a whole batch can be delivered.
 
     Args:
         ready: version -> scored groups begun under it.

@@ -200,13 +200,13 @@ class WaitingGroups:
     # ---- groups come and go
 
     def put(self, group: Group, indices: list[int]) -> None:
-        """These samples of the group wait (again); its place follows from its state now."""
+        """Let these samples of the group wait; its place follows from its state now."""
         self.samples += len(indices)
         group.waiting.extend(indices)
         self._place(group)
 
     def replace(self, group: Group) -> None:
-        """The group's version has changed: put it where it belongs now."""
+        """Put the group where it belongs now, because its version has changed."""
         if group.waiting:
             self._place(group)
 
@@ -224,14 +224,14 @@ class WaitingGroups:
         group.waiting.clear()
         self._entries.pop(group.group_id, None)
 
-    # ---- who is next
+    # ---- the next group
 
     def first_open(self, *, long: bool) -> Group | None:
-        """The begun group of this pool whose sample is next."""
+        """Return the begun group of this pool whose sample is next."""
         return self._first(self._open[long])
 
     def first_fresh(self, *, long: bool) -> Group | None:
-        """The group of this pool that begins next."""
+        """Return the group of this pool that begins next."""
         return self._first(self._fresh[long])
 
     def set_aside(self, group: Group) -> None:
@@ -240,7 +240,7 @@ class WaitingGroups:
         self._aside.append(group)
 
     def put_back(self) -> None:
-        """What was passed over is where it was."""
+        """Put groups that were passed over where they were."""
         for group in self._aside:
             heappush(self._heap_of(group), self._entry(group))
         self._aside.clear()
@@ -248,7 +248,7 @@ class WaitingGroups:
     # ---- orders
 
     def adopt(self, order: Order) -> None:
-        """This order is in force now."""
+        """Sort what waits by this order, from now on."""
         heaps = [*self._open.values(), *self._fresh.values()]
         waiting = [self._groups[group_id] for heap in heaps for group_id in self._valid(heap)]
         self.order = order
@@ -259,17 +259,17 @@ class WaitingGroups:
         for heap in [*self._open.values(), *self._fresh.values()]:
             heapify(heap)
 
-    def predict_again(self) -> None:
-        """Signals have won or lost trust: groups of which nothing is out are predicted by those that are trusted now."""
+    def repeat_predictions(self) -> None:
+        """Predict groups that have not begun by the signals that are trusted now."""
         for group_id in [group_id for heap in self._fresh.values() for group_id in self._valid(heap)]:
             group = self._groups[group_id]
             known = self._candidate(group)
             self._candidates[group_id] = self._predicted(known, group)
 
     def batch(self) -> list[Candidate]:
-        """What an order is made for: the newest batch that was planned whole, as it was planned, and what waits before it.
+        """Return what an order is made for: the newest batch that was planned whole, as it was planned, and what waits before it.
 
-        As long as none is whole, all that is known. In the order of planning.
+        If no batch is whole yet, all groups that are known. In the order of planning.
         """
         newest = self._whole_batch
         waiting = {group_id for heap in self._fresh.values() for group_id in self._valid(heap)}
@@ -287,13 +287,13 @@ class WaitingGroups:
         heappush(self._heap_of(group), self._entry(group))
 
     def _heap_of(self, group: Group) -> _Heap:
-        """Where it belongs now."""
+        """Return the heap to which the group belongs now."""
         heaps = self._fresh if group.start_version is None else self._open
         candidate = self._candidate(group)
         return heaps[bool(self.order.long_generators) and self.order.is_long(candidate)]
 
     def _entry(self, group: Group) -> tuple[Key, int]:
-        """Its place there; an older one is out of date from now on."""
+        """Return its new place there; an older one is out of date from now on."""
         key = self.order.key(self._candidate(group)) if group.start_version is None else (group.start_version,)
         entry = self._entries[group.group_id] = (key, group.group_id)
         return entry
@@ -307,7 +307,7 @@ class WaitingGroups:
         return None
 
     def _current(self, entry: tuple[Key, int]) -> Group | None:
-        """The group of an entry, unless the entry is out of date."""
+        """Return the group of an entry; None: the entry is out of date."""
         group = self._groups.by_id.get(entry[1])
         return group if group is not None and group.waiting and self._entries.get(entry[1]) is entry else None
 
@@ -315,7 +315,7 @@ class WaitingGroups:
         return [entry[1] for entry in heap if self._current(entry) is not None]
 
     def _candidate(self, group: Group) -> Candidate:
-        """What was predicted when it first waited: a place in the queue that wanders would be no order."""
+        """Return what was predicted when the group first waited, so that its place in the queue stays."""
         known = self._candidates.get(group.group_id)
         if known is not None:
             return known
@@ -327,12 +327,12 @@ class WaitingGroups:
         return candidate
 
     def _predicted(self, candidate: Candidate, group: Group) -> Candidate:
-        """With what is predicted of the group now."""
+        """Return the candidate with what is predicted of the group now."""
         found = self._lengths.predict(group.prompt.key)
         return replace(candidate, predicted_tokens=max(0.0, found.tokens), is_known=found.source != "Nothing")
 
     def _count(self, batch: int) -> None:
-        """One more group of the batch has waited."""
+        """Count one more group of the batch that has waited."""
         self.batches += len(self._candidates) == 1
         self._batch_sizes[batch] = self._batch_sizes.get(batch, 0) + 1
         if self._batch_sizes[batch] == self._batch_groups:
@@ -364,7 +364,7 @@ class Dispatcher:
         overlaps: bool,
         lengths: Lengths,
     ) -> None:
-        """`overlaps`: whether a batch may begin before the one before it is done. `lengths`: tells which signals are trusted."""
+        """`overlaps`: whether a batch may begin before the one before it is done. `lengths`: knows which signals are trusted."""
         self._policy = policy
         self._waiting = waiting
         self._fleet = fleet
@@ -385,14 +385,14 @@ class Dispatcher:
         other_fleet = changes > 0 and changes > len(self._fleet) // FLEET_SHARE
         if seen == self._seen and signals == self._signals and not other_fleet:
             return
-        again = signals != self._signals
-        if again:
-            self._waiting.predict_again()
+        other_signals = signals != self._signals
+        if other_signals:
+            self._waiting.repeat_predictions()
         self._seen, self._signals, self._fleet_changes = seen, signals, self._fleet.changes
         before = self._waiting.order
         batch = self._batch()
         order = before if self._keeps_pools(batch) else self._policy.order(batch)
-        if again or order != before:
+        if other_signals or order != before:
             self._waiting.adopt(order)
 
     # ---- inside
@@ -421,14 +421,14 @@ class Dispatcher:
         return group is None or group.start_version is not None
 
     def _keeps_pools(self, batch: PlannedBatch) -> bool:
-        """Whether the newest batch has begun in length pools which can still serve it."""
+        """Return whether the newest batch has begun in length pools that can still serve it."""
         long = self._waiting.order.long_generators
         served = {one.generator_id in long for one in batch.instances}
         return bool(long) and len(served) > 1 and batch.begun
 
 
 def _runs(indices: Iterable[int]) -> list[tuple[int, int]]:
-    """Rising numbers as (first, count) of each unbroken run."""
+    """Return rising numbers as (first, count) of each unbroken run."""
     runs: list[tuple[int, int]] = []
     for index in indices:
         if runs and index == sum(runs[-1]):

@@ -1,4 +1,4 @@
-"""Who takes what, and a training sample from its issue to its score.
+"""Assignment of samples to generators, and a training sample from its issue to its score.
 
     free slot ─▶ issue ─▶ tokens ─▶ turns ─▶ finished ─▶ reward, extensions ─▶ scored ─▶ group complete ─▶ journal
 
@@ -11,8 +11,8 @@ prefill and the load stays even. It reports to generators without work why there
     3. the next group of its pool by the order, if the staleness window and the buffer let one begin
     4. a generator that holds nothing steals: 2 and 3 of the other pool
 
-So no group waits forever for generators that are gone: leases end, and then the other generators steal. A generator gets nothing that would
-not fit its memory beside what it holds: it waits for the end of one of its samples, in its place in the order. Groups are kept for
+So no group waits forever for generators that are gone: leases end, and then the other generators steal. A sample that would not fit a
+generator's memory beside what it holds stays in its place in the order, until one of the generator's samples ends. Groups are kept for
 generators that still load the version that others have loaded.
 
 `SampleLifecycle` is the `WorkSource` of training samples. Invariant: a group's `start_version` is never newer than the version of its first
@@ -44,7 +44,7 @@ from streamrl_workers.scheduler.model import (
 )
 from streamrl_workers.scheduler.planning import Planner, WaitingGroups
 from streamrl_workers.scheduler.records import Dropped, Scored, stats_of
-from streamrl_workers.scheduler.sample import Sample, SampleEvent, SampleState, covers, fault
+from streamrl_workers.scheduler.sample import Sample, SampleEvent, SampleState, covers, validate_progress
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.stream.archive import is_archived
 from streamrl_workers.stream.packing import tokens_hash
@@ -103,7 +103,7 @@ class SampleLifecycle:
         self.moved = 0
         """Samples that continued at another generator while theirs was connected."""
         self._scored: deque[Group] = deque()
-        """Groups whose last score has come, and whose samples are still to be serialized."""
+        """Groups whose last score has arrived, and whose samples are not serialized yet."""
         self.answering = 0
         """Samples that are with the environment."""
         self.last_error = ""
@@ -147,7 +147,7 @@ class SampleLifecycle:
         stays = not spans or (to.weights.version == (spans[-1][2], spans[-1][1]) and not to.weights.is_loading)
         if not (stays or self._settings.partial_rollouts) or (not spans and to.step < lease.version_step):
             return False
-        return group.start_version is None or window.may_go_on(group.start_version, at=to.step)
+        return group.start_version is None or window.may_continue(group.start_version, at=to.step)
 
     def move(self, lease: Lease, *, to: Generator) -> Lease:
         """Continue a running sample at another generator, from its tokens so far; return the new lease.
@@ -196,7 +196,7 @@ class SampleLifecycle:
             self._failed(group, sample, lease, error=item.error)
             return
         newest_step, max_tokens = self._groups.window.step, group.task.sampling.max_tokens
-        if wrong := fault(lease, sample, item, newest_step=newest_step, max_tokens=max_tokens):
+        if wrong := validate_progress(lease, sample, item, newest_step=newest_step, max_tokens=max_tokens):
             self.last_error = f"{lease.generator_id}: {wrong}"
             self._outbox.cancel(lease.generator_id, lease.number)
             self.lost(lease)
@@ -263,7 +263,7 @@ class SampleLifecycle:
         """Mark the sample as complete in tokens."""
         sample.follow(SampleEvent.FINISH)
         sample.outcome.ended_at = self._fleet.epoch_s + self._fleet.now_s
-        sample.awaits = {REWARD}
+        sample.awaits = frozenset({REWARD})
         for stage in self.stages:
             stage.put(group, sample)
         group.unfinished -= 1
@@ -283,7 +283,7 @@ class SampleLifecycle:
         self.answering -= 1
         if sample.answered(answer, max_turns=group.task.max_turns):
             sample.issues = 0
-            sample.follow(SampleEvent.GO_ON)
+            sample.follow(SampleEvent.CONTINUE)
             self._waiting.put(group, [sample.index])
             return
         if answer.error:
@@ -325,7 +325,7 @@ class SampleLifecycle:
         self._drop(group, GroupEvent.GENERATION_FAILED)
 
     def _drop(self, group: Group, event: GroupEvent, *, mean_tokens: float | None = None) -> None:
-        """Drop a group that will not be trained, and take it back from everybody."""
+        """Drop a group that will not be trained, and cancel its samples."""
         for sample in group.samples:
             self.answering -= sample.state is SampleState.ANSWERING
             if sample.lease is not None:
@@ -376,7 +376,7 @@ class SampleLifecycle:
 
     def received(self, group: Group, sample: Sample, what: str) -> None:
         """Note that a finished sample has one of the results that it awaits."""
-        sample.awaits.discard(what)
+        sample.awaits -= {what}
         if sample.awaits:
             return
         sample.follow(SampleEvent.SCORE)
@@ -390,7 +390,7 @@ class SampleLifecycle:
         return bool(self._scored)
 
     def complete(self) -> None:
-        """Serialize groups whose last score has come, a portion of them."""
+        """Serialize groups whose last score has arrived, a portion of them."""
         left_bytes = PORTION_BYTES
         while self._scored and left_bytes > 0:
             group = self._scored.popleft()
@@ -473,7 +473,7 @@ class Assignment:
         self._step_cause = step_cause
         self._last: tuple[object, ...] = ()
         self.open = False
-        """False until the trainer has said what it holds: before that the room in its step is unknown."""
+        """False until the trainer has reported which groups it holds: before that the room in its step is unknown."""
         self.ended = False
         self.has_more = False
         """Whether more can be issued now by another call of `fill`."""
@@ -499,10 +499,10 @@ class Assignment:
         for generator in candidates:
             self._report_queue(generator, waiting=waiting[self._is_long(generator)])
 
-    # ---- who is looked at
+    # ---- which generators are looked at
 
     def _candidates(self, coming: dict[str, Generator]) -> list[Generator]:
-        """Generators to look at: all with free slots if anything changed that bears on them, else those whose slots did."""
+        """Return the generators to look at: all with free slots if anything changed that bears on them, else those whose slots did."""
         situation = (
             self._waiting.revision,
             self._waiting.samples > 0,
@@ -527,11 +527,11 @@ class Assignment:
         return list(self._fleet.free.values())
 
     def _expected(self) -> dict[str, Generator]:
-        """Generators that will be there soon and for which groups are kept.
+        """Return generators that will soon have loaded the version, and for which groups are kept.
 
-        With S = 0 generators load each step's version one after the other: who is first would else be filled to the brim,
-        or get all of the longest, and be the one that ends last. Where more waits than there is room for, and in the
-        order of planning, it makes no difference.
+        With S = 0 generators load each step's version one after the other: the first would else be filled completely, or
+        get all of the longest, and end last. If more waits than there is room for, and in the order of planning, it makes
+        no difference.
         """
         if not self._waiting.samples:
             return {}
@@ -543,14 +543,14 @@ class Assignment:
         return coming if fits or self._waiting.order.reorders else {}
 
     def _will_begin(self, generator: Generator) -> bool:
-        """Whether groups may begin with it under the version that it loads, and not under the one that it has."""
+        """Return whether groups may begin with it under the version that it loads, and not under the one that it has."""
         now = generator.step is not None and self._may_begin(generator.step)
         return not now and generator.weights.announced is not None and self._may_begin(generator.weights.announced[1])
 
-    # ---- who gets what
+    # ---- what each of them gets
 
     def _serve(self, generators: Iterable[Generator], coming: dict[str, Generator]) -> list[Generator]:
-        """Fill slots until they are full or nothing is left for them but what is kept for `coming`; those with free slots at the end."""
+        """Fill slots until they are full, or what is left is kept for `coming`; return generators with free slots at the end."""
         here = {generator.generator_id: generator for generator in generators}
         heap = [self._fleet.offer(generator) for generator in {**here, **coming}.values()]
         heapify(heap)
@@ -580,7 +580,7 @@ class Assignment:
         return group is not None
 
     def _give(self, generator: Generator, *, begins: bool) -> bool:
-        """One portion for the generator, if there is any; `begins`: also of a group that begins with it."""
+        """Issue one portion to the generator; return whether there was one. `begins`: also of a group that begins with it."""
         generator.held_back = False
         if generator.weights.version is None or generator.weights.version[1] > self._window.step or self.ended:
             return False
@@ -608,18 +608,18 @@ class Assignment:
         return len(group.waiting) < before
 
     def _next(self, version: int, *, long: bool, begins: bool) -> Group | None:
-        """The group of this pool that a generator of this version takes."""
+        """Return the group of this pool that a generator of this version takes."""
         group = self._waiting.first_open(long=long)
         if (
             group is not None
             and group.start_version is not None
-            and self._window.may_go_on(group.start_version, at=version)
+            and self._window.may_continue(group.start_version, at=version)
         ):
             return group
         return self._waiting.first_fresh(long=long) if begins else None
 
     def _is_held(self, generator: Generator) -> bool:
-        """Whether it gets nothing more before it has loaded what it was told of: what runs ends under the version that it began with."""
+        """Return whether it must load the announced version first: what runs ends under the version that it began with."""
         return not self._settings.partial_rollouts and generator.weights.is_loading
 
     def _is_long(self, generator: Generator) -> bool:
@@ -629,14 +629,14 @@ class Assignment:
         return self._window.may_begin(version) and not self._pressed()
 
     def _pressed(self) -> bool:
-        """Whether the buffer is full. What the current step needs may always begin: else it would never be done."""
+        """Return whether the buffer is full. What the current step needs may always begin: else it would never be done."""
         full = self._groups.buffered_bytes > self._settings.max_buffer_bytes
         return full and self._window.live >= self._window.room
 
     # ---- why nothing
 
     def _pools_waiting(self) -> tuple[bool, bool]:
-        """Whether samples wait for generators of the short pool, and of the long one."""
+        """Return whether samples wait for generators of the short pool, and of the long one."""
         if len(self._evaluator.queue) or not self._waiting.order.long_generators:
             waits = self._waiting.samples + len(self._evaluator.queue) > 0
             return waits, waits

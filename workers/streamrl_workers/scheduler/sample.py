@@ -1,12 +1,12 @@
 """One completion of a prompt: its tokens, its turns with an environment, its score, until its group is scored.
 
 Owns what a generator's progress does to a sample, and what cannot be: a count that does not fit, tokens of a version
-that the generator cannot have, more tokens than were asked for. Does not own who plays the environment (the task pool),
-nor what becomes of the sample (`rollout.py`, `evaluation.py`): what is not believed is made again.
+that the generator cannot have, more tokens than were asked for. Does not own the environment (the task pool), nor what a
+refused message means for the sample (`rollout.py`, `evaluation.py`).
 
 Invariants: `segments` cover all tokens of the turns that have ended, in order; `context_tokens` is where the turn under
-way begins, so a lost lease goes on with the tokens of that turn that had arrived. A generator is asked about the newest context
-alone: its prompt is text, and its tokens stand in the sample as that generator made them, before those that were sampled behind.
+way begins, so a lost lease continues with the tokens of that turn that had arrived. A request has the newest context alone: its
+prompt is text, and its tokens stand in the sample as the first generator tokenized them, before the tokens sampled after them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,13 +40,13 @@ def illegal_event(state: StrEnum, event: StrEnum, *, can: Iterable[StrEnum], who
 
 @dataclass(slots=True, kw_only=True)
 class Context:
-    """A conversation that began behind the sample's first: nothing before it is seen by what follows."""
+    """A conversation that began after the sample's first: the model sees nothing of what stands before it."""
 
     prompt: str
     begin: int
     """Tokens of the sample before it."""
     prompt_tokens: bytes = b""
-    """Empty: no generator has said them yet."""
+    """Empty: no generator has tokenized the prompt yet."""
 
     @property
     def prompt_end(self) -> int:
@@ -61,7 +61,7 @@ class Turns:
     completions: list[str] = field(default_factory=list)
     """Text of every turn of the model."""
     observations: list[str] = field(default_factory=list)
-    """What the environment answered, each behind the turn of its place."""
+    """Answers of the environment, each after the turn of the same place."""
     finish_reasons: list[str] = field(default_factory=list)
     """Of every turn."""
     segments: list[pb.Segment] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Turns:
     prompts: int = 0
     """Tokens of such prompts."""
     observation: str = ""
-    """The environment's answer whose tokens have not come yet; it stands behind the turns so far."""
+    """The environment's answer that no generator has tokenized yet; it stands after the turns so far."""
     asked: int | None = None
     """Lease of the turn that is with the environment."""
     reward: float = 0.0
@@ -82,16 +82,16 @@ class Turns:
 
     @property
     def unopened(self) -> Context | None:
-        """The newest context, if the tokens of its prompt are to come."""
+        """The newest context, if no generator has tokenized its prompt yet."""
         return None if self.context is None or self.context.prompt_tokens else self.context
 
     @property
     def awaits_text(self) -> bool:
-        """Whether text of the environment's is to be tokenized before the next turn."""
+        """Whether text of the environment must be tokenized before the next turn."""
         return bool(self.observation) or self.unopened is not None
 
     def read(self, item: pb.Progress) -> bytes:
-        """The tokens that stand before those of `item`: of the observation, or of a context's prompt; there may be none."""
+        """Return the tokens that stand before those of `item`: of the observation, or of a context's prompt; may be empty."""
         if (context := self.unopened) is not None:
             data = context.prompt_tokens = item.prompt_tokens
             self.prompts += count_32(data)
@@ -103,7 +103,7 @@ class Turns:
         return data
 
     def end(self, text: str, *, reason: str, tokens: int, lease: int) -> None:
-        """The turn has ended: the sample has `tokens` tokens now, and the environment is asked."""
+        """Note the end of a turn, about which the environment is asked; the sample has `tokens` tokens now."""
         self.segments.append(pb.Segment(tokens=tokens - self.context_tokens))
         self.context_tokens = tokens
         self.completions.append(text)
@@ -111,7 +111,7 @@ class Turns:
         self.asked = lease
 
     def token_counts(self, *, prompt: int) -> tuple[tuple[int, int], ...]:
-        """Of every turn: tokens before it, and its own. `prompt`: tokens of the prompt."""
+        """Return for each turn the tokens before it, and its own. `prompt`: tokens of the prompt."""
         counts, before = [], prompt
         for segment in self.segments:
             if segment.context:
@@ -122,7 +122,7 @@ class Turns:
         return tuple(counts)
 
     def answered(self, answer: TurnAnswer) -> None:
-        """The environment has answered."""
+        """Take the answer of the environment."""
         self.asked = None
         if not answer.error:
             self.segments[-1].reward = answer.reward
@@ -136,7 +136,7 @@ class Turns:
 
 
 def covers(segments: Sequence[pb.Segment], *, tokens: int) -> bool:
-    """Whether segments make up so many tokens."""
+    """Return whether the segments together have this number of tokens."""
     return sum(segment.tokens for segment in segments) == tokens
 
 
@@ -158,8 +158,8 @@ class SampleEvent(StrEnum):
     ISSUE = "issue"
     LOSE = "lose"
     ASK = "ask"
-    """A turn has ended; the environment is to answer it."""
-    GO_ON = "go_on"
+    """A turn has ended; the environment will answer it."""
+    CONTINUE = "continue"
     """The environment has answered, and the model has another turn."""
     FINISH = "finish"
     SCORE = "score"
@@ -173,7 +173,7 @@ SAMPLE_LIFE: Mapping[SampleState, Mapping[SampleEvent, SampleState]] = MappingPr
             SampleEvent.ASK: SampleState.ANSWERING,
             SampleEvent.FINISH: SampleState.FINISHED,
         },
-        SampleState.ANSWERING: {SampleEvent.GO_ON: SampleState.WAITING, SampleEvent.FINISH: SampleState.FINISHED},
+        SampleState.ANSWERING: {SampleEvent.CONTINUE: SampleState.WAITING, SampleEvent.FINISH: SampleState.FINISHED},
         SampleState.FINISHED: {SampleEvent.SCORE: SampleState.SCORED},
         SampleState.SCORED: {},
     }
@@ -217,9 +217,8 @@ class Sample:
     """Extended in place: a copy for each progress would make a long sample quadratic."""
     prompt_tokens: bytes = b""
     spans: list[Span] = field(default_factory=list)
-    outcome: pb.Sample = field(default_factory=pb.Sample)
-    """Fields of the result that are known: finish reason, reward, generator, times, what extensions add."""
-    awaits: set[str] = field(default_factory=set)
+    _outcome: pb.Sample | None = None
+    awaits: frozenset[str] = frozenset()
     """Results that the finished sample lacks: its reward, and what extensions add."""
     prefix: bytes = b""
     """Tokens of an earlier sample between the prompt and this sample's tokens; int32."""
@@ -227,8 +226,18 @@ class Sample:
     """Text of the finished completion; with an environment: of the last turn."""
 
     @property
+    def outcome(self) -> pb.Sample:
+        """Fields of the result that are known: finish reason, reward, generator, times, what extensions add.
+
+        Made at its first use: a message for each sample of a deep queue would take more memory than all else of the sample.
+        """
+        if self._outcome is None:
+            self._outcome = pb.Sample()
+        return self._outcome
+
+    @property
     def completion_tokens(self) -> int:
-        """Of turns and observations: prompts of later contexts are none."""
+        """Tokens of turns and observations, without prompts of later contexts."""
         return count_32(self.tokens) - (0 if self.turns is None else self.turns.prompts)
 
     def held(self) -> HeldTokens:
@@ -245,7 +254,7 @@ class Sample:
 
     @property
     def read_tokens(self) -> int:
-        """That an engine reads before it goes on."""
+        """Tokens that an engine reads before it continues."""
         later = self.turns is not None and self.turns.context is not None
         return count_32(self.tokens) - self._begin + (0 if later else count_32(self.prompt_tokens))
 
@@ -256,9 +265,9 @@ class Sample:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes in the buffer; nothing before its first token."""
-        reference = self.outcome.reference_logprobs
-        size = len(self.tokens) + len(self.logprobs) + len(self.prompt_tokens) + len(reference)
+        """Bytes that it takes in the buffer; 0 before its first token."""
+        size = len(self.tokens) + len(self.logprobs) + len(self.prompt_tokens)
+        size += 0 if self._outcome is None else len(self._outcome.reference_logprobs)
         return size and size + _OVERHEAD_BYTES
 
     def follow(self, event: SampleEvent) -> None:
@@ -266,7 +275,7 @@ class Sample:
         self.state = sample_after(self.state, event)
 
     def texts(self) -> pb.SampleTexts:
-        """What it wrote and was answered."""
+        """Return its turns, and the answers of the environment."""
         if self.turns is None:
             return pb.SampleTexts(turns=[self.text])
         turns = self.turns
@@ -275,11 +284,11 @@ class Sample:
 
     @property
     def reward(self) -> float | None:
-        """None: it has no reward."""
+        """Its reward; None: it has none."""
         return self.outcome.reward if self.outcome.HasField("reward") else None
 
     def rewarded(self, score: Score) -> None:
-        """Take the reward, or why there is none."""
+        """Take the reward, or the reason why it is missing."""
         if score.reward is not None:
             self.outcome.reward = score.reward
         self.outcome.reward_parts.update(score.parts)
@@ -359,7 +368,7 @@ class Sample:
         return self.size_bytes - before
 
     def _add_read(self, item: pb.Progress, *, turns: Turns) -> None:
-        """Nobody drew the environment's tokens: log-probs 0, under the version of the token behind them, with which they come."""
+        """Add tokens of the environment, which were not sampled: log-probs 0, under the version of the token after them."""
         if data := turns.read(item):
             self.tokens += data
             self.logprobs += bytes(len(data))
@@ -374,7 +383,7 @@ class Sample:
     # ---- with an environment
 
     def awaits_observation(self, item: pb.Progress) -> bool:
-        """Whether the observation's tokens in `item` are the ones that are to come, with the token behind them."""
+        """Return whether `item` has the tokens of the observation that is awaited, and the token after them."""
         return bool(self.turns and self.turns.observation and item.spans and not len(item.observation_tokens) % 4)
 
     def ended_unrewarded(self, item: pb.Progress) -> None:
@@ -414,7 +423,7 @@ class Sample:
         )
 
     def to_score(self, group_id: int, *, split: Split, prompt_index: int) -> ScoreSample:
-        """What the reward is asked."""
+        """Return the request for its reward."""
         return ScoreSample(
             group_id=group_id,
             sample_index=self.index,
@@ -440,13 +449,13 @@ def _span(span: pb.VersionSpan) -> Span:
     return span.tokens, span.step, span.attempt
 
 
-def fault(lease: Lease, sample: Sample, item: pb.Progress, *, newest_step: int, max_tokens: int) -> str:
-    """What is wrong with `item`; empty if nothing is.
+def validate_progress(lease: Lease, sample: Sample, item: pb.Progress, *, newest_step: int, max_tokens: int) -> str:
+    """Return what is wrong with `item`; empty if nothing is.
 
     Args:
         lease: under which it was asked for.
         sample: as it is without `item`.
-        item: what has come.
+        item: what the generator has sent.
         newest_step: newest version that the generator can have.
         max_tokens: of a completion; with an environment: of a turn.
     """
@@ -461,7 +470,7 @@ def fault(lease: Lease, sample: Sample, item: pb.Progress, *, newest_step: int, 
     if any(step > newest_step or not count for count, step in spans):
         return f"tokens of a version above {newest_step}, or a version without a token"
     if item.observation_tokens and not sample.awaits_observation(item):
-        return f"{len(item.observation_tokens)} bytes of an observation's tokens, which nobody asked for"
+        return f"{len(item.observation_tokens)} bytes of an observation's tokens, which were not asked for"
     return _bad_prompt(sample, item) or _bad_numbers(item)
 
 
@@ -471,12 +480,12 @@ def _made(sample: Sample) -> int:
 
 
 def _bad_prompt(sample: Sample, item: pb.Progress) -> str:
-    """A context's prompt is tokenized once: whoever goes on must have the same tokens."""
+    """Return what is wrong with a context's prompt, which is tokenized once: later generators must have the same tokens."""
     context = None if sample.turns is None else sample.turns.context
     if context is None:
         return ""
     if item.spans and not (context.prompt_tokens or item.prompt_tokens):
-        return "tokens of a context whose prompt's tokens have not come"
+        return "tokens of a context whose prompt was not tokenized"
     if item.prompt_tokens and context.prompt_tokens not in (b"", item.prompt_tokens):
         return "a context's prompt in other tokens than before"
     return ""
@@ -505,7 +514,7 @@ def _mix(value: int) -> int:
 
 
 def sample_seed(job_seed: int, *, group_id: int, sample_index: int) -> int:
-    """64-bit seed of one sample, so that a run can be told again; re-issues keep it.
+    """Return the 64-bit seed of one sample, so that a run can be repeated; re-issues keep it.
 
     seed = mix(mix(mix(job seed) ^ group id) ^ sample index),   mix = the finaliser of SplitMix64
     """

@@ -27,14 +27,14 @@ from streamrl_workers.process.environment_variables import (
 )
 
 MAX_ISSUES = 20
-"""A sample issued so often (its generators died, or refused it) gives its group up."""
+"""Maximum issues of a sample (its generators died, or refused it); after that its group is dropped."""
 _WHOLE_BATCH_MODES: tuple[Mode, ...] = ("Colocated", "Batch")
 """Modes that deliver whole batches at a barrier."""
 MIN_LOOK_AHEAD = 64
 MAX_LOOK_AHEAD = 8192
 """Prompts held ready: two batches within these bounds; texts are small, but the bound is not the user's."""
 ROW_BYTES = 8
-"""Of a token of a data set's own answer, about: its number, and its text."""
+"""Bytes of a token of a data set's own answer, about: its number, and its text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class ExtensionSettings:
     supervised: bool = False
     """Whether samples are the data set's own answers; generators then evaluate only."""
     reference_pool: str = ""
-    """The pool that computes the frozen model's log-probs of finished samples; empty: none."""
+    """The pool that computes the frozen model's log-probs of finished samples; empty: no pool does."""
     shared_pools: frozenset[str] = frozenset()
     """Pools on the trainer's devices."""
     colocated: bool = False
@@ -212,7 +212,7 @@ def _extensions(spec: RLJobSpec, *, partial_rollouts: bool) -> ExtensionSettings
 
 
 def _draws_per_step(algorithm: AlgorithmSpec) -> int:
-    """An algorithm wants dynamic sampling if it has the field."""
+    """Return the maximum batches for a step; an algorithm without the field has no dynamic sampling."""
     sampling = getattr(algorithm.value, "dynamic_sampling", None)
     return sampling.max_draws_per_step if isinstance(sampling, DynamicSamplingSpec) else 1
 

@@ -42,7 +42,7 @@ class PoolView:
     leaving: int
     """Of these: take nothing more, as they go or were drained."""
     silent: int
-    """Of these: not heard for a lease."""
+    """Of these: have sent nothing for a lease."""
     slots: int
     """Of generators that do not leave."""
     free_slots: int
@@ -157,10 +157,10 @@ class CoreView:
     undelivered: Why | None
     """Why no further group is delivered; None: nothing has happened yet."""
     announced_step: int | None
-    """Weight version that generators are told to use."""
+    """Step of the weight version that is announced to generators."""
     evaluating_step: int | None
     checkpoint: tuple[int, str] | None
-    """Step and path of the newest one that the trainer has told of."""
+    """Step and path of the newest checkpoint that the trainer has reported."""
     fleet: PoolView
     """All generators."""
     pools: Mapping[str, PoolView]
@@ -171,7 +171,7 @@ class CoreView:
     reissued_samples: int
     """Since the start."""
     moved_samples: int
-    """Samples that went on at another generator because it paid, since the start."""
+    """Samples that continued at another generator while theirs was connected, since the start."""
     dropped_groups: Mapping[str, int]
     """Reason -> groups, since the start."""
     dropped_groups_of: Mapping[str, int]
@@ -183,6 +183,6 @@ class CoreView:
     speeds: Mapping[str, LatencyCurve]
     """Pool -> its curve, of its generator with the most slots."""
     cluster_turns: Mapping[str, ClusterTurn]
-    """Other cluster -> its turn at the newest version; empty: all are told at once."""
+    """Other cluster -> its turn at the newest version; empty: a version is announced to all at once."""
     lengths: Lengths
     """What is predicted of lengths, and how well."""

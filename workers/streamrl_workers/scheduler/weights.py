@@ -4,7 +4,7 @@ A version is announced only
   - when the step that made it is recorded: so no token is ever of a version that the history may not have;
   - when no evaluation of the announced version is unfinished; versions that are evaluated are announced one after the other, all others
     give way to the newest;
-  - to a generator that is not at a higher step, nor was told to load one that it has not reported as failed. After a trainer's restart the
+  - to a generator that is not at a higher step, and to which no higher one is announced that it has not reported as failed. After a trainer's restart the
     generators have versions of a history that is repeated with the same groups; they continue with those until the repetition has caught up.
     Hence the step of a generator's version never falls.
 """
@@ -45,7 +45,7 @@ class WeightAnnouncer:
         self._last: tuple[object, ...] = ()
 
     def changed(self) -> None:
-        """Look at all generators again at the next `advance`."""
+        """Look at all generators at the next `advance`."""
         self._changes += 1
 
     def clear(self) -> None:
@@ -75,7 +75,7 @@ class WeightAnnouncer:
         return self._evaluator.due(step) or any(version is not None and version[1] == step for version in announced)
 
     def hash_of(self, step: int) -> bytes:
-        """Return the hash of the version that the trainer serves as `step`; empty: it serves none."""
+        """Return the hash of the version that the trainer serves as `step`; empty: it serves no such version."""
         entry = self._published.get(step)
         return b"" if entry is None else entry[0].hash
 
@@ -119,8 +119,7 @@ class WeightAnnouncer:
 
     def _is_superseded(self, step: int) -> bool:
         """Return whether a generator is at a higher step: the step is repeated, and can no longer be evaluated."""
-        versions = [generator.weights.version for generator in self._fleet]
-        return any(version is not None and version[1] > step for version in versions)
+        return any(generator.step is not None and generator.step > step for generator in self._fleet)
 
     def _announce(self, version: Version) -> None:
         waits = self._waiting_clusters(version)
@@ -194,7 +193,7 @@ class WeightAnnouncer:
             self.changed()
 
     def retry(self, generator: Generator) -> None:
-        """Announce a failed version again."""
+        """Repeat the announcement of a failed version."""
         if generator.weights.failed:
             generator.weights.failed, generator.weights.announced = False, None
             self.changed()

@@ -293,7 +293,7 @@ def test_a_step_with_micro_steps_that_cannot_be_sends_the_trainer_back(micro_ste
     groups = [_one_scored(run), _one_scored(run)]
     done = pb.StepDone(step=0, group_ids=groups, micro_steps=micro_steps)
     (restart,) = commands(run.core.step_done(done), "restart")
-    assert restart.reason == f"step 0 of 2 groups had micro-steps behind {micro_steps}"
+    assert restart.reason == f"step 0 of 2 groups had micro-steps that end at {micro_steps}"
 
 
 def test_a_hello_that_names_a_group_twice_holds_it_once():

@@ -8,7 +8,9 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.evaluation import PATIENCE_LEASES
 from streamrl_workers.scheduler.records import Recovered
+from streamrl_workers.tasks.values import NeedPrompts
 from support.core_events import joined
+from support.core_rows import prompts_of
 from support.core_world import World, settings
 
 
@@ -62,6 +64,14 @@ def test_rows_that_are_too_many_bytes_end_the_run_with_the_field(monkeypatch: py
     monkeypatch.setattr("streamrl_workers.scheduler.extensions.supervised.MOST_BYTES", 10)
     run = supervised(evaluation_prompts=2)
     deliver(run, "held_out")
+    assert run.failed.startswith("spec.task.evaluation.maxPrompts: the held-out rows must have at most 10 bytes")
+
+
+def test_too_many_bytes_end_the_run_before_the_other_rows_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamrl_workers.scheduler.extensions.supervised.MOST_BYTES", 10)
+    run = supervised(evaluation_prompts=100)
+    first = NeedPrompts(split="held_out", first_index=0, count=1)
+    run.do(run.core.prompts_arrived(prompts_of(first, supervised=True)))
     assert run.failed.startswith("spec.task.evaluation.maxPrompts: the held-out rows must have at most 10 bytes")
 
 

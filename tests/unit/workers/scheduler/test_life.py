@@ -29,7 +29,7 @@ LIVES = {
 SAMPLE_LIVES = {
     "lost once": ("issue lose issue finish score", "out waiting out finished scored"),
     "with turns": (
-        "issue ask go_on issue lose issue ask finish score",
+        "issue ask continue issue lose issue ask finish score",
         "out answering waiting out waiting out answering finished scored",
     ),
 }

@@ -6,7 +6,7 @@
     DeliveryOrder   which group the trainer gets next: arrival, number, whole batches, recorded steps      `delivery.py`
     Extension       looks once after each event: rebalancing, device sharing, ranker, held-out rows        here
 
-`SampleStage` (`model.py`) belongs to `WorkSource`: it takes finished samples. The functions below say which job has which.
+`SampleStage` (`model.py`) belongs to `WorkSource`: it takes finished samples. The functions below decide which job has which.
 """
 
 from collections.abc import Callable, Sequence
@@ -95,7 +95,7 @@ def group_filters(settings: SchedulerSettings) -> Sequence[GroupFilter]:
 
 
 def step_states(settings: SchedulerSettings, *, waiting: WaitingGroups, first: int) -> TurnStates | None:
-    """Return the source of groups that begin at states of earlier steps; None: the job has none."""
+    """Return the source of groups that begin at states of earlier steps; None: the job has no such groups."""
     if not settings.extensions.resampled_percent:
         return None
     return TurnStates(settings, waiting=waiting, first=first)

@@ -2,7 +2,7 @@
 
     the trainer reports that it waits ──▶ they continue ──▶ a group is delivered, or the trainer is gone ──▶ they are paused
 
-The trainer asks nobody: it computes as soon as it has a group. A generator stops between two of its steps, so both compute at once for at most
+The trainer does not ask: it computes as soon as it has a group. A generator stops between two of its steps, so both compute at once for at most
 one such step and one message. A paused generator keeps what it holds. Once all of its tokens must have been reported, its samples move to free
 slots of others, unless a sample that moves would be computed otherwise.
 
@@ -21,9 +21,9 @@ from streamrl_workers.scheduler.model import GroupTable
 from streamrl_workers.scheduler.rollout import SampleLifecycle
 
 TAKE_OVER_S = 2.0
-"""Twice as long as tokens of running samples take to be told: behind so long a pause a move loses none."""
+"""Seconds of a pause after which a move loses no token: twice the interval between reports about running samples."""
 LOOK_INTERVAL_S = 1.0
-"""Between two looks for free slots."""
+"""Interval between looks for free slots, in seconds."""
 
 
 class DeviceSharing:

@@ -6,8 +6,8 @@
 Owns the samples that wait for the pool, in the order in which they finished, and which generator takes which: the one with the smallest share of
 its slots taken. Does not own leases (`generators.py`), nor what follows (`rollout.py`).
 
-Invariants: a finished sample waits, or is with one generator under a lease, until its log-probs have come; a lost lease makes it wait again,
-first. It has its tokens and its version by then, so a repeated computation gives the same. Its group is live and its bytes are in the buffer, so
+Invariants: a finished sample waits, or is with one generator under a lease, until its log-probs have arrived; after a lost lease it waits
+first in the queue. It has its tokens and its version by then, so a repeated computation gives the same. Its group is live and its bytes are in the buffer, so
 what bounds admission bounds the stage.
 """
 
@@ -49,7 +49,7 @@ class FrozenModel:
 
     def put(self, group: Group, sample: Sample) -> None:
         """Take a sample that has all its tokens."""
-        sample.awaits.add(REFERENCE)
+        sample.awaits |= {REFERENCE}
         sample.issues = 0
         self._waiting.append((group, sample))
 
@@ -64,7 +64,7 @@ class FrozenModel:
             self._issue(group, sample, min(self._fleet.free_reserved.values(), key=_taken))
 
     def progress(self, lease: Lease, item: pb.Progress) -> None:
-        """Take the log-probs of one sample, or why there are none."""
+        """Take the log-probs of one sample, or the engine's error."""
         group = self._groups[lease.group_id]
         sample = group.samples[lease.sample_index]
         if item.finish_reason == "error":
@@ -81,7 +81,7 @@ class FrozenModel:
             self.lost(lease)
 
     def lost(self, lease: Lease) -> None:
-        """Let the sample of a revoked lease wait again, first: another generator computes the same."""
+        """Put the sample of a revoked lease first in the queue: another generator computes the same."""
         group = self._groups[lease.group_id]
         sample = group.samples[lease.sample_index]
         self._end(lease, sample)

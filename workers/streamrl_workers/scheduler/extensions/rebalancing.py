@@ -1,4 +1,4 @@
-"""Running samples that go on, with their tokens, on an emptier generator, when that pays: an option of the job, off by default.
+"""Running samples continue, with their tokens, on an emptier generator if that saves time: an option of the job, off by default.
 
 Looked at are the generator whose steps are slowest and the one that would run one sample more fastest. Both run what they hold to the
 end, nothing joins. With lengths left L_1 >= .. >= L_n, PTL(b) seconds of a step:
@@ -11,7 +11,7 @@ Times are means over four levels of each sample, and neighbours are at different
 to its end.
 
 It looks while nothing waits for a slot and no evaluation runs, once the lengths of a batch and the speed of both generators
-are known and the last move has shown a token. A sample moves within its length pool, to a version that it may go on with.
+are known and the last move has shown a token. A sample moves within its length pool, to a version under which it may continue.
 
 Owns the moment, the estimates and the choice. What a move does to sample, leases and messages is `rollout.py`'s.
 """
@@ -33,15 +33,15 @@ from streamrl_workers.scheduler.rollout import SampleLifecycle
 from streamrl_workers.scheduler.settings import SchedulerSettings
 
 LOOK_INTERVAL_S = 1.0
-"""As often as generators tell of running samples; a move loses what is made in one interval."""
+"""Interval between looks, in seconds: that of reports about running samples. A move loses the tokens of one interval."""
 MIN_COMPLETIONS = 64
 """Finished completions before anything moves, and a batch's worth if that is more: before, the long ones are missing."""
 DRAWS = 4
-"""Levels of each sample: enough to tell a long one from many."""
+"""Levels of each sample: enough to distinguish one long sample from many."""
 OUTLIVED_SHARE = 0.1
-"""A sample longer than all that were seen goes on for this share of what it has, on average."""
+"""A sample longer than all that were seen continues for this share of its tokens, on average."""
 _LEAST_GAIN = 1e-6
-"""Less is rounding."""
+"""Minimum gain; a smaller one is rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Host:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Samples that are to go on elsewhere, and the seconds until both generators are done, if nothing moves and behind the move."""
+    """Samples that will move, and the seconds until both generators are done, without the move and after it."""
 
     target: str
     leases: tuple[int, ...]
@@ -78,7 +78,7 @@ class Move:
 
 
 def best_move(source: Host, target: Host, *, movable: Sequence[RunningSample], gain: float) -> Move | None:
-    """The number of samples, longest first, whose move saves most time; None if none saves this share of the time before."""
+    """Return the move of samples, longest first, that saves most time; None if no move saves this share of the time before."""
     before_s = _both_s(source, target, moved=())
     longest = sorted(movable, key=lambda running: (-running.expected_tokens, running.lease))
     best: Move | None = None
@@ -91,7 +91,7 @@ def best_move(source: Host, target: Host, *, movable: Sequence[RunningSample], g
 
 
 def tokens_left(seen: SlidingQuantiles, tokens: int, level: float, *, share: float | None, most: int) -> float:
-    """Tokens that a sample still has, at this level of what may be: 0 .. 1, low ones for early ends.
+    """Return the tokens that a sample still has, at this level of what is possible: 0 .. 1, low ones for early ends.
 
     Args:
         seen: lengths of completions that have finished.
@@ -144,7 +144,7 @@ class Rebalancer:
             self._carry_out(move)
 
     def _is_under_way(self) -> bool:
-        """Whether a sample that was moved has not had a token since."""
+        """Return whether a sample that was moved has no new token yet."""
         for number, tokens in list(self._under_way.items()):
             lease = self._fleet.leases.get(number)
             if lease is None or self._tokens(lease) > tokens:
@@ -152,9 +152,9 @@ class Rebalancer:
         return bool(self._under_way)
 
     def _move(self) -> Move | None:
-        """From the generator whose steps are slowest to the one of its length pool that would run one sample more fastest, if it pays.
+        """Return a move from the generator with the slowest steps to the one of its length pool that would run one sample more fastest.
 
-        One to which nothing may go, or whose move does not pay, is passed over for the best one of the next version.
+        A generator to which no sample may move, or whose move does not pay, is passed over for the best one of the next version.
         """
         fleet, long = self._fleet, self._waiting.order.long_generators
         busy = [one for one in fleet if one.leases and fleet.measured(one)]
@@ -173,7 +173,7 @@ class Rebalancer:
         return None
 
     def _by_version(self, targets: Iterable[Generator]) -> list[Generator]:
-        """The best of each version that they have, the best of all first: samples may go on with some versions alone."""
+        """Return the best generator of each version, the best of all first: samples may continue with some versions alone."""
         best: dict[object, Generator] = {}
         for one in sorted(targets, key=self._fleet.offer):
             best.setdefault((one.weights.version, one.weights.is_loading), one)
@@ -222,7 +222,7 @@ class Rebalancer:
         )
 
     def _share(self, group_id: int) -> float | None:
-        """Where one more sample of the group is predicted to stand among all lengths; None: nothing sure is known."""
+        """Return where one more sample of the group is predicted to stand among all lengths; None: no prediction is trusted."""
         if not self._lengths.trusted:
             return None
         group = self._groups[group_id]
@@ -238,7 +238,7 @@ class Rebalancer:
 
 
 def _both_s(source: Host, target: Host, *, moved: Sequence[RunningSample]) -> float:
-    """Seconds until both are done: the mean over the draws."""
+    """Return the seconds until both are done: the mean over the draws."""
     gone = {running.lease for running in moved}
     lost_tokens = LOOK_INTERVAL_S / source.curve.at(max(1, len(source.running)))
     # reading a token takes no longer than a full decoding step takes for each of its tokens

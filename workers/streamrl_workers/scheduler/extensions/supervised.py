@@ -1,11 +1,12 @@
 """Supervised training: the data set's own answers are the samples, and the trainer measures the loss of the held-out ones.
 
-A group is scored as it is planned. The trainer gets the held-out rows over each connection, once all of them have come, and waits with a step
+A group is scored as it is planned. The trainer gets the held-out rows over each connection, once they are complete, and waits with a step
 while generators evaluate the weights that it begins with.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.proto.literals import unmarked
@@ -62,39 +63,45 @@ class HeldOutSamples:
         settings: SchedulerSettings,
         outbox: Outbox,
         *,
-        prompts: Mapping[int, Prompt],
+        prompts: dict[int, Prompt],
         link: TrainerLink,
         fail: Callable[[str], None],
     ) -> None:
-        """`prompts`: held-out prompts that have come, by index. `fail`: ends the run with a reason."""
+        """`prompts`: held-out prompts that have arrived, by index, in the order of their arrival. `fail`: ends the run with a reason."""
         self._wanted = settings.evaluation.prompts
         self._outbox = outbox
         self._prompts = prompts
         self._link = link
         self._fail = fail
-        self._message: pb.HeldOut | None = None
+        self._seen = 0
+        """Prompts that were looked at."""
+        self._rows: dict[int, pb.Sample] = {}
+        """Prompt index -> its row."""
+        self._size_bytes = 0
         self._sent_over = 0
         """Connection over which they were sent last."""
 
     def settle(self) -> None:
-        """Send the rows once all of them have come, over each connection."""
-        if not self._wanted or len(self._prompts) < self._wanted:
-            return
-        if self._message is None:
-            self._message = self._make()
-        if self._message.samples and self._link.is_open and self._sent_over != self._link.connections:
+        """Take the rows that have arrived; send all of them once they are complete, over each connection."""
+        if self._seen < len(self._prompts):
+            self._take(islice(reversed(self._prompts.values()), len(self._prompts) - self._seen))
+        is_complete = bool(self._rows) and len(self._rows) == self._wanted
+        if is_complete and self._link.is_open and self._sent_over != self._link.connections:
             self._sent_over = self._link.connections
-            self._outbox.to_trainer(pb.TrainerCommand(held_out=self._message))
+            held_out = pb.HeldOut(samples=[sample for _, sample in sorted(self._rows.items())])
+            self._outbox.to_trainer(pb.TrainerCommand(held_out=held_out))
 
-    def _make(self) -> pb.HeldOut:
-        shown = [(index, prompt.demonstration) for index, prompt in sorted(self._prompts.items())]
-        samples = [demonstrated_sample(one, group_id=index, version=0) for index, one in shown if one is not None]
-        size_bytes = sum(sample.ByteSize() for sample in samples)
-        if size_bytes > MOST_BYTES:
-            rule = f"the held-out rows must have at most {MOST_BYTES} bytes as tokens, got {size_bytes}"
+    def _take(self, prompts: Iterable[Prompt]) -> None:
+        """Add rows; end the run as soon as they are too large for one message."""
+        for prompt in prompts:
+            self._seen += 1
+            if prompt.demonstration is not None:
+                sample = demonstrated_sample(prompt.demonstration, group_id=prompt.index, version=0)
+                self._rows[prompt.index] = sample
+                self._size_bytes += sample.ByteSize()
+        if self._size_bytes > MOST_BYTES:
+            rule = f"the held-out rows must have at most {MOST_BYTES} bytes as tokens, got {self._size_bytes}"
             self._fail(f"spec.task.evaluation.maxPrompts: {rule}; lower it")
-            return pb.HeldOut()
-        return pb.HeldOut(samples=samples if len(samples) == self._wanted else [])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

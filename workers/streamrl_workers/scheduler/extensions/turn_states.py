@@ -29,7 +29,7 @@ class TurnStates:
         self._states: deque[pb.TurnState] = deque(maxlen=(2 + settings.staleness) * of_step)
         """States of the newest steps."""
         self._of: dict[int, pb.TurnState] = {}
-        """By group, until its prompt has come."""
+        """By group, until its prompt has arrived."""
         self._next = first
 
     def check(self, done: pb.StepDone) -> str:
