@@ -301,7 +301,8 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
     )
     try:
         kind = engine_kind(choice.key)
-        if settings.is_frozen and kind.create_frozen is not None:
+        if settings.is_frozen:
+            assert kind.create_frozen is not None  # its pool's engine `scores_frozen`
             return kind.create_frozen(options, pass_tokens=settings.spec.trainer.micro_batch_tokens)
         return kind.create(options)
     except UserError:
