@@ -86,15 +86,11 @@ def job_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
     return [problem for check in checks for problem in check(job, base_dir)]
 
 
-def _is_simulated(job: RLJob) -> bool:
-    return job.spec.trainer.engine.key == "simulated"
-
-
 def _check_packages(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
     ranker = job.spec.scheduling.ranker
     learned = ranker is not None and ranker.language_model is not None
-    field = "spec.scheduling.ranker" if _is_simulated(job) and learned else "spec.trainer.engine"
-    packages = ["torch", "transformers"] if learned or not _is_simulated(job) else []
+    field = "spec.scheduling.ranker" if learned and not job.spec.has_model else "spec.trainer.engine"
+    packages = ["torch", "transformers"] if learned or job.spec.has_model else []
     for package in ["grpc", *packages]:
         yield from _missing(package, field=field)
 
@@ -124,7 +120,7 @@ def _check_model(job: RLJob, base_dir: Path) -> Iterator[UserError]:
 
 def model_directories(job: RLJob) -> Iterator[tuple[str, str]]:
     """Field and value of each directory that a model is loaded from."""
-    if _is_simulated(job):
+    if not job.spec.has_model:
         return
     if job.spec.model.path is not None:
         yield "spec.model.path.directory", job.spec.model.path.directory
@@ -158,7 +154,7 @@ def _check_lengths(job: RLJob, base_dir: Path) -> Iterator[UserError]:
 
 def _positions(job: RLJob, base_dir: Path) -> int | None:
     """Longest sequence of the model, as far as it is known without loading it."""
-    if _is_simulated(job):
+    if not job.spec.has_model:
         return None
     if job.spec.model.scratch is not None:
         return job.spec.model.scratch.max_positions
@@ -306,7 +302,7 @@ def _check_chat(job: RLJob, base_dir: Path) -> Iterator[UserError]:
     for where, chat in chats.items():
         for name in sorted(set(RESERVED_ARGUMENTS) & set(chat.template_arguments)):
             yield UserError(field=f"{where}.templateArguments.{name}", rule="is set by the run", fix="remove it")
-    if job.spec.trainer.engine.simulated is not None:
+    if not job.spec.has_model:
         yield UserError(field=field, rule="needs a model, and a simulated run has none", fix="remove it")
     elif model.scratch is not None:
         yield UserError(

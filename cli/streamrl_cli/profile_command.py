@@ -149,8 +149,9 @@ def _wanted(job: RLJob, args: argparse.Namespace) -> MeasuringPlan:
     for count in processes:
         if not 1 <= count <= MOST_PROCESSES:
             raise UserError(field="--processes", rule=f"must be from 1 to {MOST_PROCESSES}", got=count)
-        if count > 1 and job.spec.trainer.engine.simulated is not None:
-            raise UserError(field="--processes", rule="must be 1 with trainer engine simulated", got=count)
+        engine = job.spec.trainer.engine
+        if count > 1 and not engine.common.several_ranks:
+            raise UserError(field="--processes", rule=f"must be 1 with trainer engine {engine.key}", got=count)
     return MeasuringPlan(
         pools=pools,
         batches=args.batches,

@@ -234,9 +234,8 @@ class _Run:
 
     async def _work(self) -> None:
         spec = self.folder.job.spec
-        simulated = spec.trainer.engine.key == "simulated"
         report, say = self.view.prepare, self.view.say
-        model = "" if simulated else await prepare_model(self.folder, report=report, say=say, umask=self.umask)
+        model = await prepare_model(self.folder, report=report, say=say, umask=self.umask) if spec.has_model else ""
         supervisor = self.supervisor = Supervisor(
             self.folder,
             plan=plan_run(spec, cpus=usable_cpus(), gpus=visible_gpus(), signals_port=self.args.signals_port),

@@ -1,5 +1,6 @@
 """A plug-in is a member of the contract and a line in a registry; here both sides agree."""
 
+import re
 from collections.abc import Collection, Iterator
 
 import pytest
@@ -25,6 +26,7 @@ from streamrl_workers.trainer.algorithms import ALGORITHMS
 from streamrl_workers.trainer.algorithms.corrections import CORRECTIONS
 from streamrl_workers.trainer.engines import ENGINES as TRAINER_ENGINES
 from streamrl_workers.weights.transports import TRANSPORTS
+from support.tree import PACKAGES, ROOT, sources
 
 REGISTRIES: dict[type[OneOf], Collection[str]] = {
     AlgorithmSpec: ALGORITHMS,
@@ -76,3 +78,32 @@ def unions_below(model: type[SpecModel]) -> Iterator[type[OneOf]]:
         for part in (field.annotation, *getattr(field.annotation, "__args__", ())):
             if isinstance(part, type) and issubclass(part, SpecModel):
                 yield from unions_below(part)
+
+
+def test_an_engine_scores_for_a_frozen_model_where_it_says_so() -> None:
+    can = {name for name, kind in GENERATOR_ENGINES.items() if kind.create_frozen is not None}
+    assert can == set(GeneratorEngine.those(lambda engine: engine.scores_frozen))
+
+
+def test_each_engine_has_the_fields_that_all_have() -> None:
+    for engine in GeneratorEngine.kinds().values():
+        needed = {"slots", "kv_cache_bytes"} if engine.needs_model else {"slots"}
+        assert needed <= set(dir(engine)) | set(engine.model_fields), engine
+        assert {engine.devices_field} - {""} <= {field.alias for field in engine.model_fields.values()}
+        assert set(engine.alone_with or ()) <= set(engine.model_fields)
+
+
+BY_NAME = {
+    "cli/streamrl_cli/profile_command.py": "the simulated engine's own field",
+    "cli/streamrl_cli/profiling/probe.py": "it is made again with other fields",
+    "operator/streamrl_operator/planning/estimate.py": "the simulated trainer's own field",
+}
+"""Where an engine is asked by name, and why."""
+
+
+def test_engines_are_asked_for_what_they_can() -> None:
+    """Not for their names: a new engine would have to be added to each such place."""
+    names = "|".join({*GeneratorEngine.choices(), *TrainerEngine.choices()})
+    asks = re.compile(rf"\w\.engine\.({names})\b|engine\.key [!=]= [\"']")
+    found = {str(path.relative_to(ROOT)) for path in sources(*PACKAGES) if asks.search(path.read_text())}
+    assert found == set(BY_NAME)

@@ -81,8 +81,7 @@ async def measure(job: RLJob, *, wanted: MeasuringPlan, bench: Bench, known: Pro
     Raises `UserError` or `RunFailedError`: a probe refused the job, failed, or took too long.
     """
     run = create_folder(job, base_dir=bench.base_dir, parent=bench.folder, path=bench.folder / "job")
-    simulated = job.spec.trainer.engine.simulated is not None
-    model = "" if simulated else await prepare_model(run, report=bench.prepared, say=bench.say)
+    model = await prepare_model(run, report=bench.prepared, say=bench.say) if job.spec.has_model else ""
     pools = [pool for pool in job.spec.generators if pool.name in wanted.pools]
     measured = [await _pool(pool, run=run, model=model, wanted=wanted, bench=bench) for pool in pools]
     profile = Profile(job=job.metadata.name, model=model_of(job), pools=tuple(measured))

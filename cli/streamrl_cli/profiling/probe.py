@@ -161,13 +161,9 @@ def _spread(values: Sequence[float], *, unit: str) -> dict[str, float]:
     return {unit: median(values), f"lowest_{unit}": min(values), f"highest_{unit}": max(values)}
 
 
-def _is_simulated(spec: RLJobSpec) -> bool:
-    return spec.trainer.engine.simulated is not None
-
-
 def _clock(spec: RLJobSpec) -> Callable[[], float]:
     """Seconds; on a GPU, once it has done what it was given: calls return before their kernels have run."""
-    if _is_simulated(spec):
+    if not spec.has_model:
         return time.perf_counter
     import torch
 
@@ -183,7 +179,7 @@ def _clock(spec: RLJobSpec) -> Callable[[], float]:
 
 def _prompts(spec: RLJobSpec) -> list[str]:
     """Of the job's data set; a simulated engine does not read them, but draws a length for each."""
-    if _is_simulated(spec):
+    if not spec.has_model:
         return [f"prompt {number}" for number in range(_PROMPTS)]
     from streamrl_workers.tasks.dataset import open_dataset
 

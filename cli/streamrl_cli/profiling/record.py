@@ -116,7 +116,7 @@ class Profile(Record):
 
 def model_of(job: RLJob) -> dict[str, Any]:
     """What two jobs share if one's profile is the other's: the model, however it was warmed up."""
-    if job.spec.trainer.engine.simulated is not None:
+    if not job.spec.has_model:
         return {}
     model = job.spec.model.model_dump(mode="json", by_alias=True, exclude_none=True)
     model.get("scratch", {}).pop("warmUp", None)

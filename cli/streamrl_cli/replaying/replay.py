@@ -77,11 +77,10 @@ def _hashes(run_dir: Path, *, end: int | None) -> list[bytes]:
 
 async def _replay(hashes: Sequence[bytes], *, source: RunFolder, place: Path, umask: int) -> int:
     folder = create_folder(source.job, base_dir=source.base_dir, parent=place, path=place / source.name)
-    simulated = source.job.spec.trainer.engine.simulated is not None
     store = store_of(source.path)
     model = (
         ""
-        if simulated
+        if not source.job.spec.has_model
         else await prepare_model(
             folder, report=lambda _: None, say=console.err, umask=umask, store=None if store == source.path else store
         )

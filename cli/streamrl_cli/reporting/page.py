@@ -414,7 +414,7 @@ def lines_by_step(steps: Sequence[int], series: Mapping[str, Sequence[float | No
 
 
 def _gradient_norm(run: RunData) -> Figure:
-    if run.folder.job.spec.trainer.engine.simulated is not None:
+    if not run.folder.job.spec.has_model:
         return figure([])  # it says 0 at each step, since it has no gradient
     return _told_by_trainer(run, {"gradient_norm": "gradient_norm"})
 

@@ -149,7 +149,7 @@ def _pools(spec: RLJobSpec, *, gpus: Sequence[str]) -> dict[str, PoolPlacement]:
     for place, pool in enumerate(spec.generators):
         devices = pool.engine.common.devices
         if gpus and devices > len(gpus):
-            field = f"spec.generators[{place}].engine.vllm.tensorParallelSize"
+            field = f"spec.generators[{place}].engine.{pool.engine.key}.{pool.engine.common.devices_field}"
             raise UserError(field=field, rule=f"must be at most {len(gpus)}, the GPUs of this machine", got=devices)
         lent = pool.name in spec.lent_pools
         plans[pool.name] = PoolPlacement(

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
@@ -128,6 +128,18 @@ class SpecModel(BaseModel):
         return self
 
 
+class Choices(tuple[str, ...]):
+    """Keys of some choices of a one-of, for a rule about them: in its message by `str`, and in its CEL."""
+
+    def __str__(self) -> str:
+        return " or ".join(self)
+
+    def cel(self, at: str) -> str:
+        """Write that the one-of at `at` is one of them."""
+        given = [f"has({at}.{key})" for key in self] or ["false"]
+        return given[0] if len(given) == 1 else f"({' || '.join(given)})"
+
+
 class OneOf(SpecModel):
     """Exactly one of `one_of` is set; a choice is a key so that each can have its own fields.
 
@@ -139,7 +151,18 @@ class OneOf(SpecModel):
     @classmethod
     def choices(cls) -> tuple[str, ...]:
         """Keys of the choices as users write them."""
-        return tuple(_alias(cls, name) for name in (cls.one_of or tuple(cls.model_fields)))
+        return tuple(cls.kinds())
+
+    @classmethod
+    def kinds(cls) -> dict[str, Any]:
+        """The class of each choice, by its key."""
+        names = cls.one_of or tuple(cls.model_fields)
+        return {_alias(cls, name): get_args(cls.model_fields[name].annotation)[0] for name in names}
+
+    @classmethod
+    def those(cls, which: Callable[[Any], object]) -> Choices:
+        """Find the choices of whose class it is true."""
+        return Choices(key for key, kind in cls.kinds().items() if which(kind))
 
     @classmethod
     def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:

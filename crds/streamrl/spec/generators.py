@@ -1,8 +1,10 @@
 """Generator pools: engine, size, cost."""
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
+from pydantic.alias_generators import to_camel
 
 from streamrl import names
 from streamrl.spec.base import (
@@ -23,23 +25,55 @@ PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, 
 
 
 class GeneratorEngineSpec(SpecModel):
-    """What every engine says of itself; what others ask of an engine, they ask here and not by its name."""
+    """What every engine says of itself; what others ask of an engine, they ask here and not by its name.
 
+    Each has `slots`, and one with a model `kv_cache_bytes` too.
+    """
+
+    needs_model: ClassVar[bool] = True
+    """It computes a model: it needs a folder with configuration and tokenizer, and the trainer's weights."""
     own_processes: ClassVar[bool] = False
     """It computes by itself in processes of its own, which share memory with the generator's."""
     pauses: ClassVar[bool] = True
     """It computes between two steps and at no other time, so it can be kept from computing."""
     most_local: ClassVar[int] = 64
     """Generators of a local run: a process with transformers holds about 0.9 GB before its first token."""
+    scores_frozen: ClassVar[bool] = False
+    """It can say log-probs of a frozen model: its line in the registry has `create_frozen`."""
+    side_path: ClassVar[bool] = False
+    """It computes the side path of `trainer.sherl`."""
+    whole_logprobs: ClassVar[bool] = True
+    """Its log-probs are those before topK and topP, as the trainer's are."""
+    own_traces: ClassVar[bool] = False
+    """It sends traces of its own to where the job's go."""
+    devices_field: ClassVar[str] = ""
+    """The field that says how many devices share the model; empty: always one."""
+    alone_with: ClassVar[Mapping[str, bool | int] | None] = None
+    """Fields and values; with one of these the bits of a sample follow from no other sample. Empty: they always do; None: never."""
 
     @property
     def devices(self) -> int:
         """That one replica computes on."""
         return 1
 
+    @property
+    def quantized(self) -> bool:
+        """Whether it rounds the trainer's weights."""
+        return False
+
+    @property
+    def computes_alone(self) -> bool:
+        """Whether what it makes of a sample follows from no other."""
+        given = self.alone_with
+        return given is not None and (not given or any(getattr(self, name) == given[name] for name in given))
+
 
 class HfEngineSpec(GeneratorEngineSpec):
     """Continuous batching over a transformers model, on CPU or GPU."""
+
+    scores_frozen = True
+    side_path = True
+    alone_with: ClassVar[Mapping[str, bool | int]] = {"batch_invariant": True, "slots": 1}
 
     slots: int = Field(default=64, ge=1, le=4096, description="Sequences generated at once.")
     kv_cache_bytes: ByteQuantity | None = Field(
@@ -99,6 +133,9 @@ class VllmEngineSpec(GeneratorEngineSpec):
     own_processes = True
     pauses = False
     most_local = 16
+    whole_logprobs = False
+    own_traces = True
+    devices_field = "tensorParallelSize"
 
     tensor_parallel_size: int = Field(default=1, ge=1, le=64, description="Devices that share the model.")
     max_concurrency: int = Field(default=256, ge=1, le=4096, description="Sequences generated at once.")
@@ -130,6 +167,11 @@ class VllmEngineSpec(GeneratorEngineSpec):
         """That share the model."""
         return self.tensor_parallel_size
 
+    @property
+    def quantized(self) -> bool:
+        """Whether vLLM quantizes the weights."""
+        return self.quantization is not None
+
 
 class PtlPoint(SpecModel):
     """Per-token latency at one batch size."""
@@ -141,7 +183,9 @@ class PtlPoint(SpecModel):
 class SimulatedEngineSpec(GeneratorEngineSpec):
     """An engine that only takes time: per-token latency by batch size, drawn lengths."""
 
+    needs_model = False
     most_local = 1024
+    alone_with: ClassVar[Mapping[str, bool | int]] = {}
 
     slots: int = Field(default=64, ge=1, le=65_536, description="Sequences generated at once.")
     latency: tuple[PtlPoint, ...] = Field(
@@ -186,6 +230,22 @@ class GeneratorEngine(OneOf):
         """The chosen engine, as far as all are alike."""
         chosen: GeneratorEngineSpec = self.value
         return chosen
+
+    @classmethod
+    def alone(cls, at: str) -> tuple[str, str]:
+        """When the engine at `at` computes each sample alone: for a rule's message, and as CEL."""
+        kinds = ((key, kind.alone_with) for key, kind in cls.kinds().items() if kind.alone_with is not None)
+        texts, ways = [], []
+        for key, fields in sorted(kinds, key=lambda kind: len(kind[1])):
+            values = [(to_camel(name), "" if value is True else str(value)) for name, value in fields.items()]
+            names = " or ".join(f"{name} {value}".strip() for name, value in values)
+            cel = " || ".join(f"{at}.{key}.{name}" + (f" == {value}" if value else "") for name, value in values)
+            texts.append(f"{key} with {names}" if values else key)
+            ways.append(f"(has({at}.{key}) && ({cel}))" if values else f"has({at}.{key})")
+        return ", or ".join(texts), " || ".join(ways)
+
+
+_RESTLESS_ENGINES = GeneratorEngine.those(lambda engine: not engine.pauses)
 
 
 class StaticScaling(SpecModel):
@@ -288,8 +348,9 @@ class GeneratorPool(SpecModel):
             lambda pool: pool.name in names.OWN_SUFFIXES and pool.name,
         ),
         FieldRule(
-            "devices Trainer needs engine hf or simulated: vllm does not stop between two steps",
-            "!has(self.devices) || self.devices != 'Trainer' || !has(self.engine.vllm)",
+            f"devices Trainer needs engine {GeneratorEngine.those(lambda engine: engine.pauses)}: "
+            f"{_RESTLESS_ENGINES} does not stop between two steps",
+            f"!has(self.devices) || self.devices != 'Trainer' || !{_RESTLESS_ENGINES.cel('self.engine')}",
             lambda pool: pool.devices == "Trainer" and not pool.engine.common.pauses and pool.engine.key,
         ),
         FieldRule(

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 from streamrl import changes, names
 from streamrl.spec.algorithm import KL_ALGORITHMS, AlgorithmSpec
 from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
-from streamrl.spec.generators import GeneratorPool, PoolName
+from streamrl.spec.generators import GeneratorEngine, GeneratorPool, PoolName
 from streamrl.spec.model import Model
 from streamrl.spec.pod import ServiceAccount
 from streamrl.spec.scheduling import Scheduling
@@ -19,6 +19,7 @@ from streamrl.spec.training import (
     FailurePolicy,
     Pipeline,
     Trainer,
+    TrainerEngine,
     Weights,
 )
 
@@ -64,6 +65,15 @@ class Tracing(SpecModel):
         scheme, _, host = self.endpoint.split("/")[:3]
         port = host.rpartition("]")[2].partition(":")[2]
         return int(port) if port else 443 if scheme == "https:" else 80
+
+
+_ENGINES_WITHOUT_MODEL = GeneratorEngine.those(lambda engine: not engine.needs_model)
+_FROZEN_ENGINES = GeneratorEngine.those(lambda engine: engine.scores_frozen)
+_SIDE_PATH_ENGINES = GeneratorEngine.those(lambda engine: engine.side_path)
+_CUT_ENGINES = GeneratorEngine.those(lambda engine: not engine.whole_logprobs)
+_ALONE, _ALONE_CEL = GeneratorEngine.alone("g.engine")
+_TRAINERS = TrainerEngine.those(lambda engine: engine.needs_model)
+_TRAINERS_WITHOUT_MODEL = TrainerEngine.those(lambda engine: not engine.needs_model)
 
 
 _Broken = Callable[["RLJobSpec"], object]
@@ -118,9 +128,9 @@ SUPERVISED_RULES = (
         lambda spec: spec.task.has_turns or spec.task.mixture,
     ),
     _supervised_rule(
-        "needs trainer.engine torch: the simulated trainer has no tokenizer",
-        "has(self.trainer.engine.torch)",
-        lambda spec: spec.trainer.engine.torch is None,
+        f"needs trainer.engine {_TRAINERS}: the {_TRAINERS_WITHOUT_MODEL} trainer has no tokenizer",
+        _TRAINERS.cel("self.trainer.engine"),
+        lambda spec: not spec.has_model,
     ),
     FieldRule(
         "task.groupSize must be at least 2: advantages are relative to the group; only algorithm.supervised takes 1",
@@ -178,9 +188,9 @@ REFERENCE_RULES = (
         ),
     ),
     _reference_rule(
-        "needs a pool with engine hf, without scaling auto, weightCache and devices Trainer",
+        f"needs a pool with engine {_FROZEN_ENGINES}, without scaling auto, weightCache and devices Trainer",
         "!self.generators.exists(g, g.name == self.trainer.reference.pool && "
-        "(!has(g.engine.hf) || has(g.scaling.auto) || has(g.weightCache) || (has(g.devices) && g.devices == 'Trainer')))",
+        f"(!{_FROZEN_ENGINES.cel('g.engine')} || has(g.scaling.auto) || has(g.weightCache) || (has(g.devices) && g.devices == 'Trainer')))",
         lambda spec: spec.frozen_pool is not None and not _may_be_frozen(spec.frozen_pool) and spec.frozen_pool.name,
     ),
     _reference_rule(
@@ -199,18 +209,10 @@ REFERENCE_RULES = (
 
 def _may_be_frozen(pool: GeneratorPool) -> bool:
     return (
-        pool.engine.hf is not None
+        pool.engine.common.scores_frozen
         and pool.scaling.auto is None
         and pool.weight_cache is None
         and pool.devices != "Trainer"
-    )
-
-
-def _is_alone(pool: GeneratorPool) -> bool:
-    """Whether what the pool's engines make of a sample follows from no other."""
-    engine = pool.engine
-    return engine.simulated is not None or (
-        engine.hf is not None and (engine.hf.batch_invariant or engine.hf.slots == 1)
     )
 
 
@@ -256,6 +258,11 @@ class RLJobSpec(SpecModel):
     ttl_seconds_after_finished: int | None = Field(
         default=None, ge=0, le=31_536_000, description="On Kubernetes: deleted so long after its end; absent = never."
     )
+
+    @property
+    def has_model(self) -> bool:
+        """Whether there is a model: a simulated run has none."""
+        return self.trainer.engine.common.needs_model
 
     @property
     def agent_pool(self) -> AgentPool | None:
@@ -325,26 +332,27 @@ class RLJobSpec(SpecModel):
             ),
         ),
         FieldRule(
-            "engine simulated must be used by all generators and the trainer, or by none",
-            "self.generators.all(g, has(g.engine.simulated) == has(self.trainer.engine.simulated))",
-            lambda spec: len({one.engine.key == "simulated" for one in (*spec.generators, spec.trainer)}) > 1,
+            f"engine {_ENGINES_WITHOUT_MODEL} must be used by all generators and the trainer, or by none",
+            f"self.generators.all(g, {_ENGINES_WITHOUT_MODEL.cel('g.engine')} == "
+            f"{_TRAINERS_WITHOUT_MODEL.cel('self.trainer.engine')})",
+            lambda spec: len({one.engine.common.needs_model for one in (*spec.generators, spec.trainer)}) > 1,
         ),
         FieldRule(
-            "engine vllm needs task.sampling with topP 1 and without topK: its log-probs are those behind them",
-            "!self.generators.exists(g, has(g.engine.vllm)) || "
+            f"engine {_CUT_ENGINES} needs task.sampling with topP 1 and without topK: its log-probs are those behind them",
+            f"!self.generators.exists(g, {_CUT_ENGINES.cel('g.engine')}) || "
             "(self.task.sampling.topP == 1.0 && !has(self.task.sampling.topK))",
             lambda spec: (
-                any(pool.engine.key == "vllm" for pool in spec.generators)
+                not all(pool.engine.common.whole_logprobs for pool in spec.generators)
                 and (spec.task.sampling.top_p < 1 or spec.task.sampling.top_k is not None)
                 and f"topP {spec.task.sampling.top_p:g}, topK {spec.task.sampling.top_k}"
             ),
         ),
         FieldRule(
-            "trainer.sherl needs engine hf in all generators: no other computes a side path",
-            "!has(self.trainer.sherl) || self.generators.all(g, has(g.engine.hf))",
+            f"trainer.sherl needs engine {_SIDE_PATH_ENGINES} in all generators: no other computes a side path",
+            f"!has(self.trainer.sherl) || self.generators.all(g, {_SIDE_PATH_ENGINES.cel('g.engine')})",
             lambda spec: (
                 spec.trainer.sherl is not None
-                and ", ".join(pool.engine.key for pool in spec.generators if pool.engine.hf is None)
+                and ", ".join(pool.engine.key for pool in spec.generators if not pool.engine.common.side_path)
             ),
         ),
         FieldRule(
@@ -375,10 +383,11 @@ class RLJobSpec(SpecModel):
             ),
         ),
         _logical_rule(
-            "needs engine simulated, or hf with batchInvariant or slots 1: else the last digits of a log-prob follow from the batch",
-            "self.generators.all(g, has(g.engine.simulated) || "
-            "(has(g.engine.hf) && (g.engine.hf.batchInvariant || g.engine.hf.slots == 1)))",
-            lambda spec: ", ".join(pool.engine.key for pool in spec.generators if not _is_alone(pool)),
+            f"needs engine {_ALONE}: else the last digits of a log-prob follow from the batch",
+            f"self.generators.all(g, {_ALONE_CEL})",
+            lambda spec: ", ".join(
+                pool.engine.key for pool in spec.generators if not pool.engine.common.computes_alone
+            ),
         ),
         _logical_rule(
             "needs algorithm.dapo.dynamicSampling.maxDrawsPerStep 1: which groups are dropped follows from who comes first",

@@ -16,7 +16,7 @@ from streamrl.spec.base import (
     demand_different,
     map_by,
 )
-from streamrl.spec.generators import PoolName
+from streamrl.spec.generators import GeneratorEngine, PoolName
 from streamrl.spec.pod import TrainerPod
 
 Mode = Literal["Colocated", "Batch", "StreamSync", "StreamAsync"]
@@ -83,12 +83,24 @@ class Pipeline(SpecModel):
     )
 
 
-class TorchTrainer(SpecModel):
+class TrainerEngineSpec(SpecModel):
+    """What every trainer's engine says of itself, as a `GeneratorEngineSpec` does."""
+
+    needs_model: ClassVar[bool] = True
+    """It trains a model."""
+    several_ranks: ClassVar[bool] = True
+    """Several processes can train together."""
+
+
+class TorchTrainer(TrainerEngineSpec):
     """Real training with torch."""
 
 
-class SimulatedTrainer(SpecModel):
+class SimulatedTrainer(TrainerEngineSpec):
     """A trainer that only takes time: for tests and scale."""
+
+    needs_model = False
+    several_ranks = False
 
     seconds_per_step: float = Field(default=0.01, ge=0, le=3600, description="Time of one optimiser step, in seconds.")
     seconds_per_token: float = Field(default=0.0, ge=0, le=1, description="Time of one trained token, in seconds.")
@@ -100,6 +112,15 @@ class TrainerEngine(OneOf):
 
     torch: TorchTrainer | None = Field(default=None, description="Real training.")
     simulated: SimulatedTrainer | None = Field(default=None, description="Takes time, learns nothing.")
+
+    @property
+    def common(self) -> TrainerEngineSpec:
+        """The chosen engine, as far as all are alike."""
+        chosen: TrainerEngineSpec = self.value
+        return chosen
+
+
+_LONE_ENGINES = TrainerEngine.those(lambda engine: not engine.several_ranks)
 
 
 class Lora(SpecModel):
@@ -144,7 +165,7 @@ class ReferenceSpec(SpecModel):
     """Who says how likely tokens are to the frozen model: the initial one, or the teacher of `distillation`."""
 
     pool: PoolName = Field(
-        description="Name of a pool of `generators`, with engine hf. Its generators load the frozen model themselves, and generate nothing."
+        description=f"Name of a pool of `generators`, with engine {GeneratorEngine.those(lambda engine: engine.scores_frozen)}. Its generators load the frozen model themselves, and generate nothing."
     )
 
 
@@ -202,7 +223,9 @@ class Trainer(SpecModel):
     )
     lora: Lora | None = Field(default=None, description="Train low-rank adapters only; absent = all weights.")
     sherl: Sherl | None = Field(
-        default=None, description="Train a side path and the last layers only; with generators of engine hf."
+        default=None,
+        description="Train a side path and the last layers only; with generators of engine "
+        f"{GeneratorEngine.those(lambda engine: engine.side_path)}.",
     )
     disruption: Literal["Allow", "Block"] = Field(
         default="Allow", description="Block: the trainer's pods stop drains of their nodes until the job has ended."
@@ -234,14 +257,16 @@ class Trainer(SpecModel):
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
-            "nodes must be 1 with engine simulated",
-            "!has(self.engine.simulated) || self.nodes == 1",
-            lambda one: one.engine.simulated is not None and one.nodes > 1 and f"{one.nodes}",
+            f"nodes must be 1 with engine {_LONE_ENGINES}",
+            f"!{_LONE_ENGINES.cel('self.engine')} || self.nodes == 1",
+            lambda one: not one.engine.common.several_ranks and one.nodes > 1 and f"{one.nodes}",
         ),
         FieldRule(
-            "processesPerNode must be 1 with engine simulated",
-            "!has(self.engine.simulated) || self.processesPerNode == 1",
-            lambda one: one.engine.simulated is not None and one.processes_per_node > 1 and f"{one.processes_per_node}",
+            f"processesPerNode must be 1 with engine {_LONE_ENGINES}",
+            f"!{_LONE_ENGINES.cel('self.engine')} || self.processesPerNode == 1",
+            lambda one: (
+                not one.engine.common.several_ranks and one.processes_per_node > 1 and f"{one.processes_per_node}"
+            ),
         ),
         FieldRule(
             "of lora and sherl only one can be there",

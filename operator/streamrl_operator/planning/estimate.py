@@ -126,7 +126,7 @@ def estimate(job: RLJob, *, config: Mapping[str, Any] | None = None) -> Resource
     """What `job` will need; `config` is the model's config.json where it is at hand (`find_config`)."""
     scratch = job.spec.model.scratch
     architecture = of_scratch(scratch) if scratch is not None else of_config(config or {})
-    simulated = job.spec.trainer.engine.simulated is not None
+    simulated = not job.spec.has_model
     trainer = job.spec.trainer
     sizes = None if architecture is None else _sizes(job, architecture)
     need = None if simulated or sizes is None else _rank_memory(job, sizes)
@@ -272,7 +272,7 @@ def _pool(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None)
 
 def _generator_bytes(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None) -> int | None:
     """Weights twice (the next version is pulled while this one is used), the tensors that it holds where the trainer keeps a base, and the cache: what the job says, else that of all slots."""
-    if pool.engine.simulated is not None:
+    if not pool.engine.common.needs_model:
         return _SIMULATED_BYTES
     if architecture is None:
         return None

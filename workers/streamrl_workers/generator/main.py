@@ -36,7 +36,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec, parse_bytes
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.generator.engine_loop import EngineLoop
-from streamrl_workers.generator.engines import create_frozen, engine_kind
+from streamrl_workers.generator.engines import engine_kind
 from streamrl_workers.generator.engines.base import Engine, EngineFailedError, EngineOptions
 from streamrl_workers.generator.link import GeneratorLink
 from streamrl_workers.generator.outbox import GeneratorOutbox
@@ -152,7 +152,7 @@ async def _serve(
     prover = Prover(
         engine=f"engine {settings.pool.engine.key}",
         precision=settings.spec.trainer.precision,
-        quantized=getattr(settings.pool.engine.value, "quantization", None) is not None,
+        quantized=settings.pool.engine.common.quantized,
     )
     loop = EngineLoop(engine, pull=pulls, outbox=outbox, recorder=recorder, prover=prover)
     address = "" if server is None else _reached_at(server, settings)
@@ -218,7 +218,7 @@ def pull_of(settings: GeneratorSettings, *, arrived: Callable[..., None], nearby
     merged, in a thread; beside one of fewer digits the engine computes them (`models/published.py`).
     """
     transport, variables = settings.spec.weights, settings.variables
-    trainer, real = settings.spec.trainer, engine_kind(settings.pool.engine.key).needs_model
+    trainer, real = settings.spec.trainer, settings.pool.engine.common.needs_model
     merges = real and trainer.lora is not None and trainer.unmerged_lora is None
     holds = (real and trainer.keeps_base) or transport.has_deltas
 
@@ -256,7 +256,7 @@ async def _model_path(settings: GeneratorSettings) -> str | None:
     """Where configuration and tokenizer are, with the weights where they are frozen; None: the engine needs none."""
     if settings.is_frozen:
         return await asyncio.to_thread(_frozen_path, settings)  # its import takes seconds, and the heartbeat goes on
-    if settings.model_path is not None or not engine_kind(settings.pool.engine.key).needs_model:
+    if settings.model_path is not None or not settings.pool.engine.common.needs_model:
         return settings.model_path
     return str(await fetch_model(settings.scheduler, run_dir=settings.run_dir))
 
@@ -282,8 +282,7 @@ def _frozen_path(settings: GeneratorSettings) -> str:
 
 def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: Callable[[str], None]) -> Engine:
     choice = settings.pool.engine
-    kind = engine_kind(choice.key)
-    if model_path is None and kind.needs_model:
+    if model_path is None and choice.common.needs_model:
         raise UserError(field=ENV_MODEL_PATH, rule=f"must be set for engine {choice.key}")
     options = EngineOptions(
         spec=choice.value,
@@ -301,8 +300,10 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
         metric_labels=settings.metric_labels,
     )
     try:
+        kind = engine_kind(choice.key)
         if settings.is_frozen:
-            return create_frozen(options, pass_tokens=settings.spec.trainer.micro_batch_tokens)
+            assert kind.create_frozen is not None  # its pool's engine `scores_frozen`
+            return kind.create_frozen(options, pass_tokens=settings.spec.trainer.micro_batch_tokens)
         return kind.create(options)
     except UserError:
         raise

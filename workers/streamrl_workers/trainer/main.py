@@ -104,7 +104,7 @@ async def _life(settings: TrainerSettings) -> None:
 
 async def _model_path(settings: TrainerSettings) -> str | None:
     """Where the initial model is; the simulated engine needs none."""
-    if settings.model_path is not None or settings.spec.trainer.engine.key == "simulated":
+    if settings.model_path is not None or not settings.spec.has_model:
         return settings.model_path
     if (settings.run_dir / FILE_RESULT).exists():
         return None

@@ -68,7 +68,7 @@ def pool_profile(profile: Profile, pool: GeneratorPool, *, file: Path) -> PoolPr
     """What was measured of a pool, with the engine and the devices that it has now."""
     found = profile.pool(pool.name)
     if found is None or (found.engine, found.devices) != (pool.engine.key, pool.engine.common.devices):
-        on = f" on {count_of(pool.engine.common.devices, 'device')}" if pool.engine.vllm is not None else ""
+        on = f" on {count_of(pool.engine.common.devices, 'device')}" if pool.engine.common.devices_field else ""
         raise _not_measured(f"pool {pool.name} with engine {pool.engine.key}{on}", file=file)
     return found
 
@@ -101,7 +101,7 @@ def replica_sizes(pool: GeneratorPool, *, devices: int) -> Sizes:
 
 def process_sizes(job: RLJob, *, memory: str | None, config: Mapping[str, Any] | None) -> Sizes:
     """Numbers of trainer processes that the job may have and whose devices hold their part."""
-    most = 1 if job.spec.trainer.engine.simulated is not None else MOST_PROCESSES
+    most = MOST_PROCESSES if job.spec.trainer.engine.common.several_ranks else 1
     if memory is None:
         return Sizes(most=most)
     if not re.fullmatch(BYTES_PATTERN, memory):

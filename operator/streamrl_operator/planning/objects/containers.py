@@ -59,7 +59,7 @@ def tasks_variables(job: RLJob, *, uid: str) -> Variables:
     """Of that container; the task itself is told by the scheduler."""
     return {
         **_DEFAULTS,
-        "HF_HOME": f"{_HOME}/huggingface" if _simulated(job) else huggingface_dir(job, uid=uid),
+        "HF_HOME": huggingface_dir(job, uid=uid) if job.spec.has_model else f"{_HOME}/huggingface",
         keys.ENV_HEARTBEAT_FILE: f"{names.DIR_TASKS}/{keys.DIR_HEARTBEATS}/{names.CONTAINER_TASKS}",
         **tasks_socket(),
     }
@@ -209,14 +209,9 @@ def _trainer_pod(job: RLJob, *, uid: str) -> Variables:
         **_COMMON,
         "HF_HOME": huggingface_dir(job, uid=uid),
         keys.ENV_STORE_DIR: store,
-        **({} if _simulated(job) else {keys.ENV_SHARED_DIR: names.DIR_SHARED}),
+        **({keys.ENV_SHARED_DIR: names.DIR_SHARED} if job.spec.has_model else {}),  # none is prepared, or waited for
         keys.ENV_CODE_DIR: names.DIR_RUN if job.spec.task.code is None else names.DIR_CODE,
     }
-
-
-def _simulated(job: RLJob) -> bool:
-    """Then nobody prepares a model, so nobody may wait for one."""
-    return job.spec.trainer.engine.simulated is not None
 
 
 _DEFAULTS: Variables = {

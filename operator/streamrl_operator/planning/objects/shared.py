@@ -251,7 +251,7 @@ def _rank_signals(plan: JobPlan) -> Built:
 
 
 def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
-    """A pool's pods: out to scheduler, weights and other generators and to look names up, with vLLM to where traces go, with weights in an object store anywhere; in for signals and weights."""
+    """A pool's pods: out to scheduler, weights and other generators and to look names up, to where traces go if the engine sends its own, with weights in an object store anywhere; in for signals and weights."""
     generators: Built = {"podSelector": {"matchLabels": plan.selector(role=ROLE_GENERATOR)}}
     on_nodes = any(one.pod.host_network for one in plan.job.spec.generators)
     trainer: Built = {"to": [{"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}]}
@@ -265,7 +265,7 @@ def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
         dns(),
     ]
     tracing = plan.job.spec.tracing
-    if tracing is not None and tracing.share_percent and pool.engine.key == "vllm":
+    if tracing is not None and tracing.share_percent and pool.engine.common.own_traces:
         egress.append({"ports": [tcp(tracing.port)]})  # a policy knows addresses, the endpoint is a name
     folder = plan.job.spec.weights.folder
     if folder is not None and is_url(folder.url):

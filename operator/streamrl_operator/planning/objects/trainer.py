@@ -75,7 +75,6 @@ def disruption_budgets(plan: JobPlan) -> list[Built]:
 
 
 def _template(plan: JobPlan) -> template.Template:
-    simulated = plan.job.spec.trainer.engine.simulated is not None  # there is no model to make ready
     variables = containers.trainer_variables(plan.job, uid=plan.uid)
     main = _trainer(
         plan,
@@ -83,7 +82,7 @@ def _template(plan: JobPlan) -> template.Template:
         ports={names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS},
     )
     hosted = [_tasks(plan)] if _is_hosted(plan) else []
-    before = ([] if simulated else [_prepare(plan)]) + hosted + [_scheduler(plan)]
+    before = ([_prepare(plan)] if plan.job.spec.has_model else []) + hosted + [_scheduler(plan)]
     volumes = _shared_volumes(plan) | {
         _VOLUME_TLS_SCHEDULER: template.secret(names.tls_secret(plan.name, "scheduler")),
         template.VOLUME_RUN: template.claim(names.journal_claim(plan.name)),
@@ -202,8 +201,7 @@ def _prepare(plan: JobPlan) -> Container:
 def _tasks(plan: JobPlan) -> Container:
     """Without keys, journal and checkpoints: of the volume it has what prepare has fetched."""
     pod, store = plan.job.spec.trainer.pod, names.store_name(plan.name, uid=plan.uid)
-    prepared = plan.job.spec.trainer.engine.simulated is None
-    fetched = ("huggingface", "models") if prepared else ()
+    fetched = ("huggingface", "models") if plan.job.spec.has_model else ()
     parts = {f"{names.DIR_STORE_VOLUME}/{store}/{part}": f"{store}/{part}" for part in fetched}
     return Container(
         name=names.CONTAINER_TASKS,

@@ -8,7 +8,7 @@ import torch
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import HfEngineSpec
-from streamrl_workers.generator.engines import create_frozen
+from streamrl_workers.generator.engines import create_frozen_hf
 from streamrl_workers.generator.engines.base import Delta, Engine, EngineOptions
 from streamrl_workers.stream.packing import pack_float32
 from streamrl_workers.stream.segments import trained_places, trained_tokens
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 def engine_of(folder: Path, *, slots: int = 64, pass_tokens: int = 4096, batch_invariant: bool = False) -> Engine:
     spec = HfEngineSpec.model_validate({"slots": slots, "batchInvariant": batch_invariant})
     options = EngineOptions(spec=spec, model_path=str(folder), threads=1)
-    return create_frozen(options, pass_tokens=pass_tokens)
+    return create_frozen_hf(options, pass_tokens=pass_tokens)
 
 
 def request_of(lease: int, sample: pb.Sample) -> pb.SampleRequest:

@@ -1,13 +1,14 @@
 """The engines by name, as in `generators[].engine` of an RLJob.
 
 A new engine is a module (or a folder) here that keeps `base.Engine`, a line below, and a member of `GeneratorEngine`: a `GeneratorEngineSpec`, which says
-what others ask of an engine (devices, processes of its own, how many a local run may have).
+what others ask of an engine: what it can, what it needs. No other file asks for an engine's name.
 Creators import their engine when called: the simulated engine never loads torch.
 """
 
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from streamrl.errors import UserError
 from streamrl.spec.generators import SimulatedEngineSpec as SimulatedSpec
@@ -21,8 +22,8 @@ def create_hf(options: EngineOptions) -> Engine:
     return create(options)
 
 
-def create_frozen(options: EngineOptions, *, pass_tokens: int) -> Engine:
-    """That says log-probs of finished samples, and generates nothing; of `hf` alone. `pass_tokens`: of one forward pass."""
+def create_frozen_hf(options: EngineOptions, *, pass_tokens: int) -> Engine:
+    """Over a transformers model too: log-probs by the trainer's own function."""
     from streamrl_workers.generator.engines.hf.frozen import create
 
     return create(options, pass_tokens=pass_tokens)
@@ -48,17 +49,23 @@ def create_vllm(options: EngineOptions) -> Engine:
     return create(options)
 
 
+class CreateFrozen(Protocol):
+    """Creates an engine that says log-probs of finished samples, and generates nothing; `pass_tokens`: of one forward pass."""
+
+    def __call__(self, options: EngineOptions, *, pass_tokens: int) -> Engine: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKind:
     """An engine as the registry has it."""
 
     create: Callable[[EngineOptions], Engine]
-    needs_model: bool = True  # a folder with configuration and tokenizer
+    create_frozen: CreateFrozen | None = None  # where its spec says `scores_frozen`
 
 
 ENGINES: dict[str, EngineKind] = {
-    "hf": EngineKind(create=create_hf),
-    "simulated": EngineKind(create=create_simulated, needs_model=False),
+    "hf": EngineKind(create=create_hf, create_frozen=create_frozen_hf),
+    "simulated": EngineKind(create=create_simulated),
     "vllm": EngineKind(create=create_vllm),
 }
 
