@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from streamrl.errors import UserError
 from streamrl.files import read_json
@@ -351,7 +350,7 @@ def _check_reward(task: SingleTask, reward: Reward, *, field: str) -> Iterator[U
 
 def _check_endpoint(reward: Reward, *, field: str) -> Iterator[UserError]:
     assert reward.http is not None
-    if not _host(reward.http.url):
+    if reward.http.host is None:
         yield UserError(field=f"{field}.url", rule="must name a host", got=reward.http.url)
     variable = reward.http.token_variable
     if variable is not None and not os.environ.get(variable, "").strip():
@@ -361,13 +360,6 @@ def _check_endpoint(reward: Reward, *, field: str) -> Iterator[UserError]:
             got=variable,
             fix="export it before the run",
         )
-
-
-def _host(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:  # brackets that are none
-        return None
 
 
 def unused_note(job: RLJob) -> str:

@@ -85,12 +85,12 @@ class BoundedReader(io.RawIOBase):
         self._most_bytes += more_bytes
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override] # typeshed's Buffer has no length
-        """Receive what has arrived. Raises `TimeoutError` and `OversizeError`."""
+        """Receive what has arrived, as far as it may: reading ahead takes no more. Raises `TimeoutError` and `OversizeError`."""
         left_s = self._until_s - monotonic()
         if left_s <= 0:
             raise TimeoutError("timed out")
         self._connection.settimeout(left_s)
-        count = self._file.readinto(buffer) or 0
+        count = self._file.readinto(memoryview(buffer)[: max(1, self._left_bytes)]) or 0
         self._left_bytes -= count
         if self._left_bytes < 0:
             raise OversizeError(f"it has more than {self._most_bytes} bytes")

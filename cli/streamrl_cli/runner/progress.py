@@ -63,7 +63,11 @@ class RunProgress:
     """Warnings of trackers."""
     silences: Mapping[str, Silence] | None = None
     """Newest notices of the run folder; None: the run's files are elsewhere."""
-    _seen_silences: dict[str, Silence] = field(default_factory=dict)
+    _seen_silences: dict[str, Silence] = field(init=False)
+    """Those that were announced, or are of an earlier life of the run."""
+
+    def __post_init__(self) -> None:
+        self._seen_silences = dict(self.folder.silences())
 
     async def refresh(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Read what is new; returns the new step lines and the new evaluation lines."""

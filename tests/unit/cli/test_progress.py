@@ -14,6 +14,7 @@ from streamrl.spec import parse_job
 from streamrl_cli.runner import progress
 from streamrl_cli.runner.folder import RunFolder, create_folder
 from streamrl_cli.runner.progress import RunProgress, StallWatch, fetch_status
+from streamrl_workers.process.silences import Silence, announce
 from support.jobs import simulated_job
 
 FIRST_S = 300.0
@@ -191,3 +192,13 @@ def test_how_long_a_step_takes_does_not_follow_the_wall_clock(tmp_path: Path) ->
         line = {"step": step, "reward_mean": 0.0, "elapsed_s": 2.0 * step, "time_s": 1.7e9 + 2 * step + jump_s}
         run.take_page({"last_step": line})
     assert run.step_s() == 2.0
+
+
+def test_notices_of_an_earlier_life_of_the_run_are_not_announced(tmp_path: Path) -> None:
+    folder = create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path / "runs")
+    heartbeat = folder.file(keys.DIR_HEARTBEATS, "trainer-0")
+    announce(heartbeat, Silence(message="trainer-0 has shown no sign of life for 9 s", holds=True))
+    run = RunProgress(folder=folder)
+    assert list(run.silence_lines()) == []
+    announce(heartbeat, Silence(message="trainer-0 shows signs of life again", holds=False))
+    assert list(run.silence_lines()) == ["trainer-0 shows signs of life again"]

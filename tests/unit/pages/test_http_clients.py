@@ -86,6 +86,8 @@ ANSWERS: dict[str, Answer] = {
     "a length a little too large": _lengths(3),
     "a length below zero": _lengths(-1, b""),
     "two lengths": _lengths("1\r\nContent-Length: 2"),
+    "a refusal of several lines": lambda writer, _: writer.write(hostile.whole(400, b"one\nanother\r\n")),
+    "lines that are no status": lambda writer, _: writer.write(b"no\x0bstatus\r\nat all\r\n\r\n"),
     "silence": lambda writer, _: asyncio.Event().wait(),
     "nothing": lambda writer, _: None,
     "no HTTP": lambda writer, _: writer.write(b"\x16\x03\x01" * 100),

@@ -44,6 +44,8 @@ MODEL_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 _WEIGHTS: dict[str, Any] = {**_SAFE, "use_safetensors": True}
 """Of every load of weights."""
 _INDEX, _ADAPTER = "model.safetensors.index.json", "adapter_config.json"
+_MOST_INDEX_BYTES = 2**27
+"""Maximum size of an index: of a million tensors."""
 _WANTS_TRUST = "trust_remote_code"
 """In what transformers says when a model needs code of its repository."""
 
@@ -84,7 +86,7 @@ def _check_names(directory: Path) -> None:
         )
     if not (directory / _INDEX).is_file():
         return
-    index = read_json(directory / _INDEX)
+    index = read_json(directory / _INDEX, most_bytes=_MOST_INDEX_BYTES)
     shards = index.get("weight_map") if isinstance(index, dict) else None
     for shard in shards.values() if isinstance(shards, dict) else ():
         if not isinstance(shard, str) or PurePath(shard).name != shard or not shard.endswith(".safetensors"):

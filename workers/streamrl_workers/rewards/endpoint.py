@@ -54,14 +54,12 @@ class _TryAgainError(EndpointError):
 
 
 def create(options: HttpReward, *, context: RewardContext) -> "HttpEndpoint":
-    """An endpoint that is asked by request. Raises `UserError` for an address without a host or a token that is not there."""
-    try:
-        parts = urlsplit(options.url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise UserError(field=f"{context.field}.url", rule=f"must be an address: {error}", got=options.url) from error
-    if not host:
+    """An endpoint that is asked by request. Raises `UserError`: the address is none, or has a user beside the token, or there is no token."""
+    if options.host is None:
         raise UserError(field=f"{context.field}.url", rule="must name a host", got=options.url)
+    if options.token_variable is not None and urlsplit(options.url).username is not None:
+        rule = "must be an address without user and password where tokenVariable is given"
+        raise UserError(field=f"{context.field}.url", rule=rule, fix="keep one of the two")
     chat = None if options.chat is None else _Chat(options.chat, field=f"{context.field}.chat")
     return HttpEndpoint(options, token=_token(options, field=context.field), timeout_s=context.timeout_s, chat=chat)
 

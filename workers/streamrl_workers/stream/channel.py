@@ -109,8 +109,16 @@ def make_server(token: str, *, tls: Tls | None = None) -> grpc.aio.Server:
 
 
 def _most_connections() -> int:
-    """Return the maximum of one server: half of the process's files stay for everything else."""
-    return min(_MAX_CALLS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+    """Return the maximum of one server: half of the process's files stay for everything else.
+
+    Takes as many files as that needs, if the system gives them: shells and containers often begin with 1,024.
+    """
+    files, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * _MAX_CALLS
+    if files < wanted:
+        files = wanted if hard == resource.RLIM_INFINITY else max(files, min(hard, wanted))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return min(_MAX_CALLS, files // 2)
 
 
 def bind(server: grpc.aio.Server, *, port: int, host: str = LOOPBACK, tls: Tls | None = None) -> str:

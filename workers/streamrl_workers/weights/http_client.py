@@ -166,7 +166,7 @@ class HttpSource:
                 self._socket.settimeout(_STALL_TIMEOUT_S)
                 yield response
                 return
-            reason = response.read(_REASON_BYTES).decode(errors="replace")
+            reason = _line(response.read(_REASON_BYTES).decode(errors="replace"))
             mark = response.getheader(MARK_HEADER, "")
             if response.length:
                 self._http.close()  # the rest is not read, so nothing else can be asked here
@@ -256,4 +256,9 @@ def _check_role(connection: ssl.SSLSocket, *, role: Role, tls: Tls) -> None:
 
 
 def _reason(error: OSError | HTTPException | OversizeError) -> str:
-    return str(error) or type(error).__name__
+    return _line(str(error)) or type(error).__name__
+
+
+def _line(text: str) -> str:
+    """Return what a server has sent, in one line."""
+    return " ".join(text.split())

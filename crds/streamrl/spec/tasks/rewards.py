@@ -1,6 +1,7 @@
 """What an answer earns: the members of `task.rewards`."""
 
 from typing import ClassVar
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -86,6 +87,16 @@ class HttpReward(SpecModel):
         max_length=128,
         description="Environment variable whose value is sent as a bearer token: `REWARD_TOKEN` or `REWARD_TOKEN_NAME`; no other leaves the process. Absent = none.",
     )
+
+    @property
+    def host(self) -> str | None:
+        """Host of the address; None: it has none, or one or a port that no resolver takes."""
+        try:
+            parts = urlsplit(self.url)
+            named = (parts.hostname or "").encode("idna"), parts.port
+        except ValueError:
+            return None
+        return parts.hostname if named[0] else None
 
     def most_at_once(self, timeout_s: float) -> int:
         """Requests of which each has its turn within half of its time; one, where turns are farther apart."""

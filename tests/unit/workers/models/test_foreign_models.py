@@ -73,6 +73,13 @@ def test_an_index_names_shards_of_its_folder_alone(folder: Path, shard: object) 
         load_config(str(folder))
 
 
+def test_an_index_of_a_large_model_is_read(folder: Path) -> None:
+    """One of a model with 60 layers of 384 experts has 17 MB."""
+    weights = {f"model.layers.{at}.{'x' * 80}.weight": "model-1.safetensors" for at in range(140_000)}
+    put(folder / INDEX, weight_map=weights)
+    assert load_config(str(folder)).model_type
+
+
 def test_an_adapter_is_no_model(folder: Path) -> None:
     """transformers would take the base that it names, from anywhere."""
     put(folder / "adapter_config.json", peft_type="LORA", base_model_name_or_path="someone/else")

@@ -323,6 +323,19 @@ async def test_the_token_is_sent_and_never_told(
         part(endpoint.url, tokenVariable=TOKEN)
 
 
+@pytest.mark.parametrize("host", ["", "a..b", "a:70000", "[::1", "x" * 64])
+def test_an_address_that_no_resolver_takes_is_a_line(host: str) -> None:
+    with pytest.raises(UserError, match="url: must name a host, got"):
+        part(f"http://{host}/score")
+
+
+def test_a_user_in_the_address_beside_a_token_is_a_line_without_the_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "secret-1234")
+    with pytest.raises(UserError, match="url: must be an address without user and password") as caught:
+        part("http://me:secret-5678@judge/score", tokenVariable=TOKEN)
+    assert "secret" not in str(caught.value)
+
+
 async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")

@@ -1,6 +1,8 @@
 """What a gRPC server of ours does before it knows who calls."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 
 import grpc
@@ -61,3 +63,27 @@ async def test_connections_are_bounded_below_the_files_of_the_process(
         await asyncio.gather(*read, return_exceptions=True)
     finally:
         await server.stop(None)
+
+
+FEW_FILES = """
+import asyncio, resource
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+from streamrl_workers.stream.channel import bind, make_server
+
+async def main():
+    server = make_server("secret")
+    host, _, port = bind(server, port=0).rpartition(":")
+    await server.start()
+    opened = [await asyncio.open_connection(host, int(port)) for _ in range(80)]
+    settings = [asyncio.create_task(reader.readexactly(9)) for reader, _ in opened]  # gRPC's first frame
+    await asyncio.wait_for(asyncio.gather(*settings), float(DEADLINE_S))
+
+asyncio.run(main())
+"""
+
+
+def test_a_shell_with_few_files_bounds_no_connections() -> None:
+    """1,024 is what many have by default; the system gives more to those who ask."""
+    program = FEW_FILES.replace("DEADLINE_S", str(DEADLINE_S))
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=2 * DEADLINE_S)
