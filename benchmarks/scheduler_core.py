@@ -115,9 +115,7 @@ async def run_core(generators: int, groups: int) -> None:
     job = scheduler_main.read_job(folder / "job.json")
     settings = SchedulerSettings.from_job(job.spec)
     evaluation = replace(settings.evaluation, prompts=0)
-    settings = replace(
-        settings, batch_groups=groups // 2, staleness=1, evaluation=evaluation, max_buffer_bytes=1 << 40
-    )
+    settings = replace(settings, batch_groups=groups // 2, staleness=1, evaluation=evaluation, max_buffer_bytes=1 << 40)
     alone, version = AloneCore(settings), pb.VersionName(attempt=1, step=0)
     core, call = alone.core, alone.call
     hellos = [

@@ -271,7 +271,7 @@ class SampleLifecycle:
         self._outbox.add(question)
 
     def _end_lease(self, sample: Sample, lease: Lease) -> None:
-        sample.lease = None
+        sample.lease, sample.outcome.generator_id = None, lease.generator_id
         self._fleet.end(lease.number)
 
     def _finish(self, group: Group, sample: Sample) -> None:

@@ -252,9 +252,7 @@ async def test_a_session_ends_with_its_sample_or_its_group(tmp_path: Path) -> No
     pool.put(ScoreSample(group_id=0, sample_index=1, split="train", prompt_index=0, completion="a"))
     assert hosts.numbers["sessions"] == 2
 
-    nowhere: Any = SimpleNamespace(
-        to_generator=None, to_trainer=None, append=lambda _: None, ask=None, in_portions=False
-    )
+    nowhere: Any = SimpleNamespace(to_generator=None, to_trainer=None, append=lambda _: None, ask=None, has_more=False)
     executor = Executor(nowhere, journal=nowhere, connections=nowhere, status=nowhere, ending=ExitDecision())
     executor.attach(pool, ranker=nowhere, agent_hosts=hosts)
     for group_id, left in ((1, 2), (0, 0)):
