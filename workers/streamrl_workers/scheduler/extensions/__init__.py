@@ -22,7 +22,7 @@ from streamrl_workers.scheduler.extensions.dynamic_sampling import ZeroVarianceF
 from streamrl_workers.scheduler.extensions.frozen_model import FrozenModel
 from streamrl_workers.scheduler.extensions.ranker import RankerQuestions
 from streamrl_workers.scheduler.extensions.rebalancing import Rebalancer
-from streamrl_workers.scheduler.extensions.supervised import AfterEvaluation, Demonstrations, HeldOutRows
+from streamrl_workers.scheduler.extensions.supervised import AfterEvaluation, Demonstrations, HeldOutSamples
 from streamrl_workers.scheduler.extensions.turn_states import TurnStates
 from streamrl_workers.scheduler.generators import Fleet
 from streamrl_workers.scheduler.model import GroupSource, GroupTable
@@ -159,7 +159,7 @@ def extensions(settings: SchedulerSettings, core: CoreParts) -> list[Extension]:
         found.append(rebalancer)
     found.extend(lifecycle.stages)
     if options.supervised:
-        found.append(HeldOutRows(settings, outbox, prompts=core.evaluator.prompts, link=core.link, fail=core.fail))
+        found.append(HeldOutSamples(settings, outbox, prompts=core.evaluator.prompts, link=core.link, fail=core.fail))
     if lifecycle.lengths.asks:
         found.append(RankerQuestions(outbox, lengths=lifecycle.lengths))
     return found

@@ -55,7 +55,7 @@ class Demonstrations:
         self.groups.follow(group, GroupEvent.DEMONSTRATE)
 
 
-class HeldOutRows:
+class HeldOutSamples:
     """Sends the held-out rows to the trainer: an `Extension`."""
 
     def __init__(
