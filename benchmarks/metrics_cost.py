@@ -93,6 +93,7 @@ def counting_s(job: RLJob) -> float:
         attempt=1,
         step=0,
         stats=stats,
+        tasks={},
         staleness_histogram={0: groups},
         trainer_metrics={"step_seconds": 1.0},
         reissued_samples=0,

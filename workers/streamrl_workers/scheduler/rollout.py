@@ -128,8 +128,7 @@ class SampleLifecycle:
     def issue(self, group: Group, generator: Generator) -> int:
         """Give the group's next waiting sample to the generator. Return the bytes of its prompt and tokens, about."""
         sample = group.samples[self._waiting.take(group)]
-        if sample.issues:
-            self._fleet.reissued += 1
+        self._fleet.reissued += sample.issues > 0
         sample.issues += 1
         if group.state is GroupState.PLANNED:
             self._groups.follow(group, GroupEvent.ISSUE)
@@ -256,7 +255,7 @@ class SampleLifecycle:
         self._outbox.add(question)
 
     def _end_lease(self, sample: Sample, lease: Lease) -> None:
-        sample.lease = None
+        sample.lease, sample.outcome.generator_id = None, lease.generator_id
         self._fleet.end(lease.number)
 
     def _finish(self, group: Group, sample: Sample) -> None:
@@ -351,13 +350,11 @@ class SampleLifecycle:
 
     def _texts(self, group: Group) -> bytes:
         """Return what the archive stores; empty if the group does not go there or has samples that are not scored."""
-        if not self._is_archived(group) or group.unscored or not group.samples:
+        goes_there = is_archived(group.group_id, share_percent=self._settings.archived_percent)
+        if not goes_there or group.unscored or not group.samples:
             return b""
         samples = [sample.texts() for sample in group.samples]
         return pb.GroupTexts(prompt=unmarked(group.prompt.text), samples=samples).SerializeToString()
-
-    def _is_archived(self, group: Group) -> bool:
-        return is_archived(group.group_id, share_percent=self._settings.archived_percent)
 
     # ---- scored
 

@@ -291,20 +291,20 @@ class Sample:
         """Take the reward, or the reason why it is missing."""
         if score.reward is not None:
             self.outcome.reward = score.reward
-        self.outcome.reward_parts.update(score.parts)
+        if score.parts:
+            self.outcome.reward_parts.update(score.parts)
         self.outcome.reward_error = score.error
 
     def result(self) -> pb.Sample:
         """Return the finished sample as the trainer gets it, without the number of its group."""
-        result = pb.Sample(
-            sample_index=self.index,
-            prompt_tokens=self.prompt_tokens,
-            tokens=bytes(self.tokens),
-            logprobs=bytes(self.logprobs),
-            spans=[pb.VersionSpan(tokens=tokens, step=step, attempt=attempt) for tokens, step, attempt in self.spans],
-            segments=[] if self.turns is None else self.turns.segments,
-        )
-        result.MergeFrom(self.outcome)
+        result = pb.Sample()
+        result.CopyFrom(self.outcome)
+        result.sample_index, result.prompt_tokens = self.index, self.prompt_tokens
+        result.tokens, result.logprobs = bytes(self.tokens), bytes(self.logprobs)
+        for tokens, step, attempt in self.spans:
+            result.spans.add(tokens=tokens, step=step, attempt=attempt)
+        if self.turns is not None:
+            result.segments.extend(self.turns.segments)
         return result
 
     def issued(
@@ -313,7 +313,6 @@ class Sample:
         """Note that a generator has the sample under this lease, and return the request. `prompt`: the group's text."""
         self.follow(SampleEvent.ISSUE)
         self.lease = lease.number
-        self.outcome.generator_id = lease.generator_id
         return self.request(lease, prompt=prompt, sampling=sampling, job_seed=job_seed, pinned=pinned)
 
     def request(

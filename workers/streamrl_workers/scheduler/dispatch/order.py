@@ -2,7 +2,7 @@
 
 A policy answers with an order: a key for what waits, the smallest first, and perhaps two length pools. Generators of the
 long pool take the groups that are predicted longest, all others the rest. The queue and the assignment know nothing else
-of dispatch. An order is made rarely (`dispatcher.py`); between two orders a dispatch is one pop of a heap.
+of dispatch. An order is made rarely (`planning.py`); between two orders a dispatch is one pop of a heap.
 """
 
 from collections.abc import Callable, Sequence
