@@ -50,7 +50,7 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
 class _StatusSession(requests.Session):
     """Session that takes no more of an answer than its status, which is all that counts: a body may have any size, and come at any speed."""
 
-    def request(self, *args: Any, **options: Any) -> requests.Response:  # type: ignore[override] # noqa: ANN401 - as the library
+    def request(self, *args: Any, **options: Any) -> requests.Response:  # noqa: ANN401 - as the library
         """Send a request. Raises `requests.TooManyRedirects`: the exporter takes a redirection, which it does not follow, for success."""
         answer = super().request(*args, **options | {"stream": True})
         answer.close()
