@@ -71,6 +71,14 @@ def test_loss_is_drawn_for_each_packet() -> None:
     assert one.traffic == Traffic(packets=2, bytes=5, lost=2)
 
 
+def test_late_packets_are_overtaken_and_some_come_twice() -> None:
+    one = line(Shape(delay_s=0.02, late=0.1, late_s=0.03, twice=0.1), drawn=[0.5, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5])
+    for number in range(3):  # late; twice; as it should
+        one.offer(0.01 * number, bytes(1 + number))
+    assert comes_out(one) == [(0.03, 2), (0.03, 2), (0.04, 3), (0.05, 1)]
+    assert one.traffic == Traffic(packets=4, bytes=8)
+
+
 def test_a_cut_loses_what_is_on_the_line_and_what_comes_until_it_heals() -> None:
     one = line(SLOW)
     one.offer(0.0, KILO)

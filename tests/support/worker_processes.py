@@ -40,14 +40,16 @@ class Workers:
         (folder / keys.DIR_LOGS).mkdir()
         return cls(folder)
 
-    def start(self, process: str, *, pass_fds: tuple[int, ...] = (), **environment: str) -> subprocess.Popen[bytes]:
-        """Start one worker by its process name (`scheduler`, `trainer-0`, `generator-sim-0`)."""
+    def start(
+        self, process: str, *, pass_fds: tuple[int, ...] = (), prefix: tuple[str, ...] = (), **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start one worker by its process name (`scheduler`, `trainer-0`, `generator-sim-0`). `prefix`: command that starts it."""
         kind = process.split("-", maxsplit=1)[0]
         endpoint = self.folder / keys.DIR_ENDPOINTS / f"{process}.json"
         endpoint.unlink(missing_ok=True)
         with self.log(process).open("ab") as log:
             child = subprocess.Popen(
-                [sys.executable, "-m", f"streamrl_workers.{kind}"],
+                [*prefix, sys.executable, "-m", f"streamrl_workers.{kind}"],
                 env=os.environ | self._environment(process) | environment,
                 stdout=log,
                 stderr=log,

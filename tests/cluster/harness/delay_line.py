@@ -12,6 +12,8 @@ to each connection the shape and the counters (null goes back to SHAPE). Waits f
 import contextlib
 import ctypes
 import fcntl
+import heapq
+import itertools
 import json
 import os
 import random
@@ -21,7 +23,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -48,6 +49,11 @@ class Shape:
     """Bits per second; None = as fast as they come."""
     loss: float = 0.0
     """Share of packets that are lost, each by itself."""
+    late: float = 0.0
+    """Share of packets that come `late_s` later than they should: those after them overtake them."""
+    late_s: float = 0.03
+    twice: float = 0.0
+    """Share of packets that come out twice."""
     cut: bool = False
     """Nothing passes, and nobody is told."""
     buffer_s: float = 0.1
@@ -68,7 +74,7 @@ class Traffic:
 
 
 class Line:
-    """One direction: first in, first out."""
+    """One direction: first in, first out, but for packets that are late."""
 
     def __init__(self, shape: Shape, *, draw: Callable[[], float]) -> None:
         self.traffic = Traffic()
@@ -76,7 +82,10 @@ class Line:
         self._draw = draw
         self._free_at = 0.0
         """When the last packet will have been put on the line."""
-        self._flight: deque[tuple[float, bytes]] = deque()
+        self._newest_due = 0.0
+        self._count = itertools.count()
+        self._flight: list[tuple[float, int, bytes]] = []
+        """A heap; of packets that are due at the same time the first goes first."""
 
     def reshape(self, shape: Shape) -> None:
         """What is on the line is lost with a cut, and else comes out as it would have."""
@@ -84,12 +93,12 @@ class Line:
         if shape.cut:
             self.traffic.lost += len(self._flight)
             self._flight.clear()
-            self._free_at = 0.0
+            self._free_at = self._newest_due = 0.0
 
     def offer(self, now: float, packet: bytes) -> None:
         """A packet goes in."""
         shape = self._shape
-        if shape.cut or (shape.loss and self._draw() < shape.loss):
+        if shape.cut or self._is_drawn(shape.loss):
             self.traffic.lost += 1
             return
         turn = max(now, self._free_at)
@@ -99,13 +108,18 @@ class Line:
                 return
             turn += len(packet) * 8 / shape.rate_bps
         self._free_at = turn
-        due = turn + shape.delay_s
-        self._flight.append((max(due, self._flight[-1][0]) if self._flight else due, packet))
+        self._newest_due = due = max(turn + shape.delay_s, self._newest_due)
+        for _ in range(1 + self._is_drawn(shape.twice)):
+            late_s = shape.late_s if self._is_drawn(shape.late) else 0.0
+            heapq.heappush(self._flight, (due + late_s, next(self._count), packet))
+
+    def _is_drawn(self, share: float) -> bool:
+        return bool(share) and self._draw() < share
 
     def due(self, now: float) -> Iterator[bytes]:
         """Packets that come out by now."""
         while self._flight and self._flight[0][0] <= now:
-            packet = self._flight.popleft()[1]
+            packet = heapq.heappop(self._flight)[2]
             self.traffic.packets += 1
             self.traffic.bytes += len(packet)
             yield packet

@@ -60,19 +60,22 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_DATA_BYTES, MOST_DATA_BYTES))
     given = json.load(sys.stdin)
-    return 0 if all(_is_bounded(**given, is_open=is_open) for is_open in (False, True)) else _TOO_LARGE
+    is_bounded = all(_is_bounded(is_open=is_open, **given) for is_open in (False, True))
+    return 0 if is_bounded else _TOO_LARGE
 
 
-def _is_bounded(template: str, tokens: dict[str, Any], *, is_open: bool) -> bool:
+def _is_bounded(*, template: str, tokens: dict[str, Any], is_open: bool) -> bool:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     try:
-        found = render_jinja_template([_CONVERSATION], chat_template=template, add_generation_prompt=is_open, **tokens)
+        rendered: Any = render_jinja_template(
+            [_CONVERSATION], chat_template=template, add_generation_prompt=is_open, **tokens
+        )
     except MemoryError:
         return False
     except Exception:  # noqa: BLE001 - whatever a template raises: it has come to an end
         return True
-    return len(found[0][0]) <= MOST_CHARS
+    return sum(map(len, rendered[0])) <= MOST_CHARS
 
 
 if __name__ == "__main__":
