@@ -119,6 +119,7 @@ async def test_contexts_have_the_bounds_of_their_sample(tmp_path: Path) -> None:
         assert (last.reward, last.observation, last.error) == (1.0, "", "")
 
 
+@pytest.mark.soak
 async def test_samples_that_branch_do_not_meet(tmp_path: Path) -> None:
     async with agents(tmp_path, BRANCHING, sessions=2) as pool:
         samples = [await begun(pool, index=index) for index in range(4)]

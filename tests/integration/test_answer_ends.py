@@ -120,6 +120,7 @@ def test_generators_of_another_cluster_get_the_generation_settings(tmp_path: Pat
     assert tmp_path / "generation_config.json" in model_files(save_speaker(tmp_path, **BOTH))
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_run_rewards_answers_that_end_in_training_and_evaluation(tmp_path: Path) -> None:
     save_speaker(tmp_path / "model", **BOTH)

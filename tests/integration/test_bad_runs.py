@@ -208,6 +208,7 @@ def test_damaged_checkpoints_are_named_and_nothing_is_deleted(base: Path) -> Non
     assert sorted((run.folder / "checkpoints").iterdir()) == kept
 
 
+@pytest.mark.soak
 def test_damaged_samples_are_refused_until_they_are_given_up(base: Path) -> None:
     run = stopped_run(base)
     with closing(sqlite3.connect(run.folder / "journal.sqlite", isolation_level=None)) as connection:

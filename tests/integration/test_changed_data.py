@@ -95,6 +95,7 @@ def test_data_that_changes_under_a_run_is_found_when_it_is_opened_again(tmp_path
     assert CHANGED in run.said()
 
 
+@pytest.mark.soak
 def test_stored_samples_are_shown_and_replayed_as_they_were(tmp_path: Path) -> None:
     """Neither opens the data set."""
     write_prompts(tmp_path / "prompts.jsonl")

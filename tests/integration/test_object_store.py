@@ -88,6 +88,7 @@ def _writer(directory: Path) -> "subprocess.Popen[str]":
     return process
 
 
+@pytest.mark.soak
 def test_a_writer_that_is_killed_at_any_write_leaves_what_it_told_of(server: S3Server, tmp_path: Path) -> None:
     n, code = 0, None
     while code != 0:

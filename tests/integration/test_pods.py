@@ -85,6 +85,7 @@ def test_a_job_runs_and_its_processes_stay_until_they_are_told_to_end(pods: Pods
         assert pods.terminate(name) == EXIT_DONE, pods.text(name)
 
 
+@pytest.mark.soak
 def test_started_again_when_the_run_has_ended_they_show_the_result_and_do_nothing(secure: Pods) -> None:
     secure.start_all()
     before = secure.wait_result()

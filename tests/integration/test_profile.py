@@ -155,6 +155,7 @@ def test_each_mistake_is_one_line(tmp_path: Path, arguments: tuple[str, ...], li
     assert said == [line, "exit code 2"]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_a_tiny_model_is_measured_with_its_real_engines(tmp_path: Path) -> None:
     prompts = (f'{{"prompt": "w{a} w{b} w{a}", "answer": "w2"}}\n' for a, b in itertools.product(range(8), range(8)))

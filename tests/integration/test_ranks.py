@@ -91,6 +91,7 @@ def test_two_ranks_with_cpu_offload_equal_one(tmp_path: Path, model: Path) -> No
         torch.testing.assert_close(tensors[name], tensor, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.soak
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # torch's compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # looks at the blocks' inputs
 @pytest.mark.timeout(1800)  # half a minute of compiling on a core of its own

@@ -177,6 +177,7 @@ def test_a_checkpoint_that_lacks_a_file_is_refused_in_one_line(pods: Pods) -> No
     assert "holds no good checkpoint (step-00000006: simulated.json is missing)" in pods.logs()
 
 
+@pytest.mark.soak
 def test_weights_that_do_not_fit_the_jobs_model_are_refused_in_one_line(tmp_path: Path) -> None:
     old = LocalRun.start(small(tmp_path), folder=tmp_path / "old", base_dir=tmp_path)
     assert old.wait_end() == 0, old.logs()

@@ -150,6 +150,7 @@ def test_a_generator_that_leaves_finishes_what_it_has_and_the_others_go_on(worke
     wait_for(lambda: workers.numbers()["step"] >= before + 2, what="steps without it")
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [250.0], indirect=True, ids=["10 s a sample"])
 def test_what_a_leaving_generator_holds_when_it_is_killed_is_made_by_another(workers: Workers) -> None:

@@ -60,6 +60,7 @@ def run_beside_what_waits(folder: Path, job: dict[str, Any], *, steps: int) -> N
     assert run.check().returncode == 0
 
 
+@pytest.mark.soak
 def test_a_run_trains_while_one_of_its_prompts_is_still_being_made(tmp_path: Path) -> None:
     write_module(tmp_path)
     job = simulated_job(steps=10, batch_groups=4)

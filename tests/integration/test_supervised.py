@@ -100,6 +100,7 @@ def test_samples_of_several_turns_are_learnt_from_as_they_were_logged_each_by_it
     assert logged <= {(f"{prompt}+", (4 + answer, 5, 6, 7, 4 + answer)) for prompt in range(10) for answer in (2, 3)}
 
 
+@pytest.mark.soak
 def test_kills_change_no_weight_that_a_critic_has_taught(tmp_path: Path) -> None:
     hashes = []
     for name, kills in {"undisturbed": 0, "killed": 3}.items():

@@ -160,6 +160,7 @@ async def test_a_data_set_on_disk_and_a_chat_template_in_two_processes(
         assert {result.reward for result in await scored(pool, *answers)} == {1.0}
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_over_rewards_that_misbehave(tmp_path: Path) -> None:
     write_prompts(tmp_path / "prompts.jsonl")
     (tmp_path / "misbehaving.py").write_text(REWARDS)

@@ -111,6 +111,7 @@ def test_a_weight_version_is_published_then_pulled_and_loaded_by_each_generator(
     assert set(loads) <= GENERATORS
 
 
+@pytest.mark.soak
 def test_a_run_is_drawn_for_perfetto(tmp_path: Path) -> None:
     """All samples, steps and versions; what each process did adds up to what it counted, by cause."""
     run = started(tmp_path, simulated_job(steps=STEPS, batch_groups=BATCH))
@@ -157,6 +158,7 @@ def test_a_killed_scheduler_and_trainer_leave_no_orphan(tmp_path: Path) -> None:
     assert len(trained) >= (STEPS - 5) * BATCH
 
 
+@pytest.mark.soak
 def test_a_share_is_traced_and_none_sends_nothing(tmp_path: Path) -> None:
     with collecting() as collector:
         ended(started(tmp_path, traced_job(collector.endpoint, share_percent=0)))
@@ -164,6 +166,7 @@ def test_a_share_is_traced_and_none_sends_nothing(tmp_path: Path) -> None:
         assert not (tmp_path / "run" / "trace.json").exists()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["refuses", "hangs", "fails"])
 def test_a_collector_that_takes_nothing_costs_one_warning(kind: str, tmp_path: Path) -> None:
     with collecting(status=400, hangs=kind == "hangs") as collector:

@@ -16,7 +16,7 @@ from streamrl import keys
 from streamrl.spec import parse_job
 from streamrl_workers.scheduler.server.lifetime import ProcessExit
 from streamrl_workers.scheduler.server.tracker_clients import TrackerClients, TrackerTimes
-from streamrl_workers.trackers.main import MOST_DATA_BYTES
+from streamrl_workers.trackers.main import MOST_MEMORY_BYTES
 from streamrl_workers.trackers.registry import MODULE
 from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
@@ -132,7 +132,7 @@ def test_a_run_goes_on_when_its_trackers_are_killed_frozen_or_fail(tracked_of: A
     scheduler = workers.processes["scheduler"].pid
     run.wait_ready("tensorBoard", "mlflow")
     for key in ("tensorBoard", "mlflow"):
-        assert process_of(scheduler, key).rlimit(psutil.RLIMIT_DATA)[0] == MOST_DATA_BYTES
+        assert process_of(scheduler, key).rlimit(psutil.RLIMIT_DATA)[0] == MOST_MEMORY_BYTES
     process_of(scheduler, "tensorBoard").kill()
     process_of(scheduler, "mlflow").send_signal(signal.SIGSTOP)
     for key in ("tensorBoard", "mlflow", "trackio"):

@@ -118,6 +118,7 @@ def test_a_killed_trainer_goes_on_and_repeats_the_recorded_steps(workers: Worker
     assert _history(workers, f"step-{STEPS:08d}")[: len(before)] == before
 
 
+@pytest.mark.soak
 def test_started_when_all_is_done_it_only_serves_until_stopped(workers: Workers, gate: Gate) -> None:
     """The last evaluation is still to be scored: the scheduler has not ended."""
     gate.let(SAMPLES_BEFORE_LAST_EVALUATION)

@@ -152,6 +152,7 @@ def test_damaged_content_is_refused(url: str, run: str, kept: slice, told: str) 
         pulls(trainer.server.address, version)
 
 
+@pytest.mark.soak
 def test_a_trainer_that_is_killed_at_any_write_leaves_whole_versions(server: S3Server) -> None:
     n, code = 0, None
     while code != 0:
