@@ -33,9 +33,10 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     directory = model_directory(args.checkpoint)
     from streamrl_workers.generator.engines.hf.engine import complete
-    from streamrl_workers.models.load import load_tokenizer
+    from streamrl_workers.models.load import load_config, load_tokenizer
     from streamrl_workers.models.template_check import check_template
 
+    load_config(str(directory))  # is refused before the tokenizer's library warns of it
     check_template(load_tokenizer(str(directory)), model_path=str(directory))
     task = task_of(args.checkpoint)
     chat = None if task is None else task.chat
