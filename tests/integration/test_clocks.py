@@ -6,13 +6,11 @@ Monotonic clocks stay as they are: a kernel moves them for nobody. Part of `make
 import logging
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from streamrl.keys import ENV_LIVENESS_SECONDS
-from support.endpoints import judge, serving
 from support.fault_campaign import MARK, FaultCampaign
 from support.fault_modes import JUDGE, MODES
 from support.moved_clocks import ALL, MovedClocks
@@ -27,12 +25,6 @@ SEEDS = range(int(os.environ.get("CLOCK_SEEDS", "1")))
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 log = logging.getLogger(__name__)
-
-
-@pytest.fixture
-def judge_url() -> Iterator[str]:
-    with serving(judge) as endpoint:
-        yield endpoint.url
 
 
 @pytest.mark.parametrize("seed", SEEDS)

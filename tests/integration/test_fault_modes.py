@@ -6,13 +6,11 @@
 import logging
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from streamrl.keys import ENV_LIVENESS_SECONDS
-from support.endpoints import judge, serving
 from support.fault_campaign import MARK, FaultCampaign
 from support.fault_modes import JUDGE, MODES
 from support.runs import LocalRun
@@ -24,12 +22,6 @@ SIMULATED_S, TORCH_S = 5.0, 20.0
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 log = logging.getLogger(__name__)
-
-
-@pytest.fixture
-def judge_url() -> Iterator[str]:
-    with serving(judge) as endpoint:
-        yield endpoint.url
 
 
 @pytest.mark.parametrize("seed", SEEDS)

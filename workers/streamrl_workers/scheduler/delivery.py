@@ -122,8 +122,6 @@ class InArrivalOrder:
 
     def next(self) -> Group | Why:
         """Return the group that was scored first among those that may be delivered."""
-        if not self.window.room:
-            return Why.STEP_IS_FULL
         if (group := self.ready.first(self.window.may_deliver)) is not None:
             return group
         return Why.OLDER_FIRST if self.ready.total else Why.NOTHING_SCORED
@@ -140,17 +138,15 @@ class WholeBatches:
 
     def next(self) -> Group | Why:
         """Return the next group once the batch is complete."""
-        room = self.window.room
-        if not room:
-            return Why.STEP_IS_FULL
-        if not self.link.held and not batch_complete(self.ready.counts, room=room, due=self.window.due()):
+        window = self.window
+        if not self.link.held and not batch_complete(self.ready.counts, room=window.room, due=window.due()):
             return Why.BATCH_INCOMPLETE if self.ready.total else Why.NOTHING_SCORED
         return self.then.next()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSteps:
-    """Repeats recorded steps with exactly their groups."""
+    """Repeats recorded steps with exactly their groups, and asks `then` only while a new step has room."""
 
     link: TrainerLink
     groups: GroupTable
@@ -158,8 +154,9 @@ class RecordedSteps:
 
     def next(self) -> Group | Why:
         """Return the next group of the recorded step; after the last of them, of the order."""
-        if self.link.step >= self.groups.window.step:
-            return self.then.next()
+        window = self.groups.window
+        if self.link.step >= window.step:
+            return self.then.next() if window.room else Why.STEP_IS_FULL
         missing = (group_id for group_id in self.link.compositions[self.link.step] if group_id not in self.link.held)
         return next((self.groups[group_id] for group_id in missing), Why.STEP_IS_FULL)
 

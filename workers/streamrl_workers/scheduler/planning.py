@@ -56,8 +56,8 @@ class PromptGroups:
     def start(self, group: Group, prompt: Prompt) -> None:
         """Let all samples wait."""
         has_turns = group.task.max_turns is not None
-        group.begin_with([Sample(index, turns=Turns() if has_turns else None) for index in range(self._group_size)])
-        self._waiting.put(group, list(reversed(range(self._group_size))))
+        samples = [Sample(index, turns=Turns() if has_turns else None) for index in range(self._group_size)]
+        self._waiting.begin(group, samples)
 
 
 class Planner:
@@ -83,7 +83,7 @@ class Planner:
         """Prompts that can become groups."""
         self._unprompted: defaultdict[int, list[Group]] = defaultdict(list)
         """Groups that wait for the text of a prompt, by its index."""
-        self.next_group = first
+        self._next_group = first
         self._next_prompt = first
         self.has_more = False
         """Whether the last portion was a full one and more can be planned at once: the commit of its records brings the next."""
@@ -91,11 +91,6 @@ class Planner:
         """Whether admission leaves room for one more group, as of the last `plan`."""
         self.all_planned = False
         """Whether the run needs no more groups than it has, as of the last `plan`."""
-
-    @property
-    def default_source(self) -> GroupSource:
-        """The source of groups that are found in the journal."""
-        return self._sources[-1]
 
     def restore(self, groups: Sequence[Group]) -> None:
         """Request the texts of groups of the journal that are generated again."""
@@ -109,7 +104,7 @@ class Planner:
         if prompt.index in self._unprompted:
             for group in self._unprompted.pop(prompt.index):
                 self._start(group, prompt, key=prompt_key(prompt.text))
-        elif self.next_group <= prompt.index < self._next_prompt:
+        elif self._next_group <= prompt.index < self._next_prompt:
             self.ready[prompt.index] = prompt
 
     def plan(self) -> None:
@@ -117,8 +112,8 @@ class Planner:
         planned = 0
         while planned < PORTION and self._can_plan():
             planned += 1
-            self._plan(self.next_group, self.ready.pop(self.next_group))
-            self.next_group += 1
+            self._plan(self._next_group, self.ready.pop(self._next_group))
+            self._next_group += 1
         self.has_more = planned == PORTION and self._can_plan()
         self._look_ahead()
         self.may_plan = self._may_plan()
@@ -138,16 +133,16 @@ class Planner:
         self._unprompted[index].append(group)
 
     def new_group(self, number: int, *, prompt_index: int, source: GroupSource | None = None, key: int = 0) -> Group:
-        """Return a planned group; `source` None: the default one."""
+        """Return a planned group; `source` None: the last one, which claims all."""
         return Group(
             group_id=number,
             prompt=GroupPrompt(index=prompt_index, key=key),
-            source=source or self.default_source,
+            source=source or self._sources[-1],
             task=self._settings.tasks.of(prompt_index),
         )
 
     def _can_plan(self) -> bool:
-        return self._may_plan() and self.next_group in self.ready
+        return self._may_plan() and self._next_group in self.ready
 
     def _may_plan(self) -> bool:
         live = self._groups.live
@@ -162,7 +157,7 @@ class Planner:
         group.source.start(group, prompt)
 
     def _look_ahead(self) -> None:
-        coming = self._next_prompt - self.next_group
+        coming = self._next_prompt - self._next_group
         if coming * 2 > self._settings.prompt_look_ahead:
             return
         count = min(self._settings.prompt_look_ahead, self._missing()) - coming
@@ -198,6 +193,11 @@ class WaitingGroups:
         """Rises when the first group of all waits, and when a batch has been planned whole: moments for an order."""
 
     # ---- groups come and go
+
+    def begin(self, group: Group, samples: list[Sample]) -> None:
+        """Let all samples of a planned group wait, in their order."""
+        group.begin_with(samples)
+        self.put(group, list(reversed(range(len(samples)))))
 
     def put(self, group: Group, indices: list[int]) -> None:
         """Let these samples of the group wait; its place follows from its state now."""

@@ -16,8 +16,6 @@ class ByNumber:
 
     def next(self) -> Group | Why:
         """Return the group of the lowest number that is not delivered, if it is scored."""
-        if not self._groups.window.room:
-            return Why.STEP_IS_FULL
         if not self._ready.total:
             return Why.NOTHING_SCORED
         connection = self._link.connections  # a trainer that connects may give groups back

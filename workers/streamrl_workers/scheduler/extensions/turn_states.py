@@ -56,5 +56,4 @@ class TurnStates:
         """Let samples wait that continue from the state."""
         state = self._of.pop(group.group_id)
         group.prompt.tokens_hash = state.prompt_hash
-        group.begin_with([Sample(index, prefix=state.tokens) for index in range(self._group_size)])
-        self._waiting.put(group, list(reversed(range(self._group_size))))
+        self._waiting.begin(group, [Sample(index, prefix=state.tokens) for index in range(self._group_size)])
