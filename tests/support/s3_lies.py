@@ -45,10 +45,17 @@ class HalfWritten:
 
     ends: str
     """How the object's name ends."""
+    once: bool = False
+    """The second write of an object is honest."""
+    names: set[str] = field(default_factory=set)
+    """What was kept in half."""
 
     def __call__(self, app: Application, environ: Environ, start_response: Callable[..., Any]) -> Any:
         """Answer one request."""
-        if environ["REQUEST_METHOD"] == "PUT" and environ["PATH_INFO"].endswith(self.ends):
+        name = environ["PATH_INFO"]
+        honest = environ["REQUEST_METHOD"] != "PUT" or not name.endswith(self.ends) or (self.once and name in self.names)
+        if not honest:
+            self.names.add(name)
             body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
             half = body[: len(body) // 2]
             kept = {name: value for name, value in environ.items() if not name.startswith("HTTP_X_AMZ_CHECKSUM")}

@@ -169,7 +169,7 @@ class FolderWeightServer:
     def _claim(self) -> None:
         """Write whose folder it is, if that is not written yet. Raises UserError: it is another run's."""
         found = self._read_owner()
-        if found is None:
+        if found is None or (found != self._owner and self._owner.startswith(found)):  # none, or half of ours
             self._folder.write(_OWNER, memoryview(self._owner))
             found = self._read_owner()  # another run that began in the same moment
         if found != self._owner:
