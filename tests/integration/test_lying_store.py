@@ -11,7 +11,7 @@ from streamrl_workers.stream.object_store import DamagedObjectError, ObjectFolde
 from streamrl_workers.trainer.checkpoint import CheckpointStore
 from streamrl_workers.trainer.engines.engine import RetryError
 from support.copied_checkpoints import FIELD, copies, store, write
-from support.folder_weights import SIZES, FolderTrainer, pulls, tensors
+from support.folder_weights import SIZES, FolderTrainer, pulls
 from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
 from support.runs import LocalRun

@@ -53,7 +53,9 @@ class HalfWritten:
     def __call__(self, app: Application, environ: Environ, start_response: Callable[..., Any]) -> Any:
         """Answer one request."""
         name = environ["PATH_INFO"]
-        honest = environ["REQUEST_METHOD"] != "PUT" or not name.endswith(self.ends) or (self.once and name in self.names)
+        honest = (
+            environ["REQUEST_METHOD"] != "PUT" or not name.endswith(self.ends) or (self.once and name in self.names)
+        )
         if not honest:
             self.names.add(name)
             body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
