@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, Self, get_args
+from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
 from pydantic.alias_generators import to_camel
+
+from streamrl.cel import compile_cel, compile_failing
 
 MOST_FREE_FIELDS = 32
 """Of a piece that goes to the API server as it is."""
@@ -36,13 +38,36 @@ def map_by(key: str) -> dict[str, JsonValue]:
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
-class FieldRule(NamedTuple):
-    """What must hold between the fields of a model: once for us, once for an API server."""
+class FieldRule:
+    """What must hold between the fields of a model: one text, which an API server reads too.
 
-    message: str
-    cel: str
-    broken: Callable[[Any], object]
-    """What is got where it does not hold, True where that says nothing new; else nothing."""
+    Args:
+        message: the rule as a statement.
+        cel: the rule, over `self`.
+        got: what is got where it does not hold: a function of the model, or a format string over `self`. One over another name is
+            of each item that breaks the rule: `{g.name}` for `.all(g, ...)`. Empty, or True: the message says enough.
+    """
+
+    def __init__(self, message: str, cel: str, got: str | Callable[[Any], object] = "") -> None:
+        self.message = message
+        self.cel = cel
+        self._holds = compile_cel(cel, quantity=parse_bytes)
+        self._got = _formatted(got, cel) if isinstance(got, str) else got
+
+    def broken(self, model: BaseModel) -> str:
+        """Return the rule with what is got; empty: it holds."""
+        if self._holds({"self": model}):
+            return ""
+        got = self._got(model)
+        return f"{self.message}, got {got}" if got and got is not True else self.message
+
+
+def _formatted(got: str, cel: str) -> Callable[[Any], str]:
+    each = next((name for name in re.findall(r"\{(\w+)", got) if name != "self"), "")
+    if not each:
+        return lambda model: got.format(self=model)
+    failing = compile_failing(cel, each, quantity=parse_bytes)
+    return lambda model: ", ".join(got.format(**{"self": model, each: item}) for item in failing({"self": model}))
 
 
 def repeated(values: Iterable[str]) -> str:
@@ -123,8 +148,8 @@ class SpecModel(BaseModel):
         if len(self.model_fields_set) > MOST_FREE_FIELDS and self.model_extra:
             raise ValueError(f"must have at most {MOST_FREE_FIELDS} fields")
         for rule in self.field_rules:
-            if got := rule.broken(self):
-                raise ValueError(rule.message if got is True else f"{rule.message}, got {got}")
+            if broken := rule.broken(self):
+                raise ValueError(broken)
         return self
 
 

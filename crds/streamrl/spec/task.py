@@ -220,6 +220,19 @@ _UNEQUAL_NAMES = FieldRule(
 )
 
 
+def _few_tokens(turns: str, max_tokens: str) -> str:
+    """Write that a sample is one message, in CEL."""
+    return f"{turns}.maxTurns * ({max_tokens} + {turns}.maxObservationChars) <= {MAX_SAMPLE_TOKENS}"
+
+
+def _tokens_rule(turns: str) -> FieldRule:
+    return FieldRule(
+        f"{turns}.maxTurns * (sampling.maxTokens + {turns}.maxObservationChars) must be at most {MAX_SAMPLE_TOKENS}",
+        f"!has(self.{turns}) || {_few_tokens(f'self.{turns}', 'self.sampling.maxTokens')}",
+        "{self.most_tokens}",
+    )
+
+
 class MixedTask(SpecModel):
     """A task of a mixture. What it does not name is one for all: temperature, group size, evaluation."""
 
@@ -400,10 +413,9 @@ class Task(SpecModel):
         return any(task.turns is not None for task in self.tasks)
 
     @property
-    def _too_many_tokens(self) -> int:
-        """Of all turns; 0 where they are not too many."""
-        most = max(task.most_tokens for task in self.tasks)
-        return most if most > MAX_SAMPLE_TOKENS else 0
+    def most_tokens(self) -> int:
+        """Maximum tokens of a sample of any task."""
+        return max(task.most_tokens for task in self.tasks)
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
@@ -460,24 +472,14 @@ class Task(SpecModel):
                 task.evaluation.split is not None and all(one.dataset.hugging_face is None for one in task.tasks)
             ),
         ),
-        FieldRule(
-            f"environment.maxTurns * (sampling.maxTokens + environment.maxObservationChars) must be at most {MAX_SAMPLE_TOKENS}",
-            "!has(self.environment) || self.environment.maxTurns * "
-            f"(self.sampling.maxTokens + self.environment.maxObservationChars) <= {MAX_SAMPLE_TOKENS}",
-            lambda task: task.environment is not None and task._too_many_tokens,
-        ),
-        FieldRule(
-            f"agent.maxTurns * (sampling.maxTokens + agent.maxObservationChars) must be at most {MAX_SAMPLE_TOKENS}",
-            "!has(self.agent) || self.agent.maxTurns * "
-            f"(self.sampling.maxTokens + self.agent.maxObservationChars) <= {MAX_SAMPLE_TOKENS}",
-            lambda task: task.agent is not None and task._too_many_tokens,
-        ),
+        _tokens_rule("environment"),
+        _tokens_rule("agent"),
         FieldRule(
             f"environment.maxTurns * (maxTokens + environment.maxObservationChars) of mixture must be at most {MAX_SAMPLE_TOKENS}",
-            "!has(self.mixture) || self.mixture.all(t, !has(t.environment) || t.environment.maxTurns * "
-            "((has(t.maxTokens) ? t.maxTokens : self.sampling.maxTokens) + t.environment.maxObservationChars) "
-            f"<= {MAX_SAMPLE_TOKENS})",
-            lambda task: task.mixture and task._too_many_tokens,
+            "!has(self.mixture) || self.mixture.all(t, !has(t.environment) || "
+            f"(has(t.maxTokens) && {_few_tokens('t.environment', 't.maxTokens')}) || "
+            f"(!has(t.maxTokens) && {_few_tokens('t.environment', 'self.sampling.maxTokens')}))",
+            "{self.most_tokens}",
         ),
         FieldRule(
             "needs at most one of environment, agent",
