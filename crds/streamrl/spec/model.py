@@ -48,9 +48,7 @@ class ScratchModel(SpecModel):
         FieldRule(
             "hiddenSize must be a multiple of 2 x heads",
             "self.hiddenSize % (2 * self.heads) == 0",
-            lambda model: (
-                model.hidden_size % (2 * model.heads) and f"hiddenSize {model.hidden_size} and heads {model.heads}"
-            ),
+            "hiddenSize {self.hidden_size} and heads {self.heads}",
         ),
     )
 
@@ -65,7 +63,7 @@ class FrozenModel(OneOf):
         FieldRule(
             "path.directory must be a directory, not a URL",
             "!has(self.path) || !self.path.directory.contains('://')",
-            lambda model: model.path is not None and "://" in model.path.directory and model.path.directory,
+            "{self.path.directory}",
         ),
     )
 
