@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from streamrl.spec.base import URL_PATTERN, ByteQuantity, FieldRule, SpecModel, parse_bytes
+from streamrl.spec.base import URL_PATTERN, ByteQuantity, FieldRule, SpecModel
 from streamrl.spec.volumes import ObjectName
 
 MIN_ARCHIVE = "4Mi"
@@ -80,12 +80,10 @@ class Checkpoints(Claim):
         FieldRule(
             "claimName and resumeFrom must not be given together: checkpoints go where the job resumes from",
             "!has(self.claimName) || !has(self.resumeFrom)",
-            lambda one: one.claim_name is not None and one.resume_from is not None,
         ),
         FieldRule(
             "weightsFrom must stand alone, without claimName and resumeFrom: checkpoints go where its run lies",
             "!has(self.weightsFrom) || !(has(self.claimName) || has(self.resumeFrom))",
-            lambda one: one.weights_from is not None and (one.claim_name is not None or one.resume_from is not None),
         ),
     )
 
@@ -111,7 +109,7 @@ class Archive(SpecModel):
         FieldRule(
             f"maxBytes must be at least {MIN_ARCHIVE}",
             f"quantity(self.maxBytes).compareTo(quantity('{MIN_ARCHIVE}')) >= 0",
-            lambda archive: parse_bytes(archive.max_bytes) < parse_bytes(MIN_ARCHIVE) and archive.max_bytes,
+            "{self.max_bytes}",
         ),
     )
 
