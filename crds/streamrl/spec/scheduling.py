@@ -121,14 +121,12 @@ class Scheduling(SpecModel):
         FieldRule(
             "the length signal Siblings orders nothing alone: add History or Ranker, or give []",
             "self.lengthSignals.size() == 0 || self.lengthSignals.exists(signal, signal != 'Siblings')",
-            lambda scheduling: set(scheduling.length_signals) == {"Siblings"},
         ),
         FieldRule(
             "ranker and the length signal Ranker must be given together",
             "has(self.ranker) == ('Ranker' in self.lengthSignals)",
             lambda scheduling: (
-                (scheduling.ranker is not None) != ("Ranker" in scheduling.length_signals)
-                and f"{'a' if scheduling.ranker else 'no'} ranker and lengthSignals {', '.join(scheduling.length_signals)}"
+                f"{'a' if scheduling.ranker else 'no'} ranker and lengthSignals {', '.join(scheduling.length_signals)}"
             ),
         ),
     )
