@@ -3,8 +3,8 @@
 Owns shape, bounds and what is refused. Large kinds go to the API server as they are.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
@@ -118,19 +118,15 @@ class Volume(OneOf):
         FieldRule(
             "name must not begin with streamrl-: the operator makes those",
             "!self.name.startsWith('streamrl-')",
-            lambda volume: volume.name.startswith("streamrl-"),
         ),
     )
 
 
-def outside_of_ours(key: str, directory: Callable[[Any], str]) -> FieldRule:
+def _outside_of_ours(key: str) -> FieldRule:
     """The rule that a directory is apart from the operator's. `key`: its field as users write it."""
     return FieldRule(
         f"{key} must not lie in, or hold, /etc/streamrl or /var/lib/streamrl: those are the operator's",
         f"{list(OWN_DIRS)}.all(own, !(self.{key} + '/').startsWith(own) && !own.startsWith(self.{key} + '/'))",
-        lambda model: any(
-            f"{directory(model)}/".startswith(own) or own.startswith(f"{directory(model)}/") for own in OWN_DIRS
-        ),
     )
 
 
@@ -142,7 +138,7 @@ class VolumeMount(SpecModel):
     sub_path: SubPath | None = Field(default=None, description="Directory in the volume; absent = all.")
     read_only: bool = Field(default=False, description="For reading only.")
 
-    field_rules: ClassVar[tuple[FieldRule, ...]] = (outside_of_ours("mountPath", lambda mount: mount.mount_path),)
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (_outside_of_ours("mountPath"),)
 
 
 class WeightCacheSpec(SpecModel):
@@ -155,4 +151,4 @@ class WeightCacheSpec(SpecModel):
         description="Bytes in it, two versions of the model at least; tensors that no pull has asked for longest go first."
     )
 
-    field_rules: ClassVar[tuple[FieldRule, ...]] = (outside_of_ours("path", lambda cache: cache.path),)
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (_outside_of_ours("path"),)
