@@ -303,12 +303,10 @@ class SupervisedSpec(SpecModel):
         FieldRule(
             "weights needs rewardField",
             "!has(self.weights) || has(self.rewardField)",
-            lambda supervised: supervised.weights is not None and supervised.reward_field is None,
         ),
         FieldRule(
             "minReward needs rewardField",
             "!has(self.minReward) || has(self.rewardField)",
-            lambda supervised: supervised.min_reward is not None and supervised.reward_field is None,
         ),
     )
 
@@ -450,22 +448,20 @@ class AlgorithmSpec(OneOf):
         FieldRule(
             "correction m2po must not be used with gspo: it is of tokens, gspo's ratios are of sequences",
             "!has(self.gspo) || !has(self.correction.m2po)",
-            lambda algorithm: algorithm.gspo is not None and algorithm.correction.m2po is not None,
         ),
         FieldRule(
             "correction m2po must not be used with archer: its bound is of the whole step, replayed samples too",
             "!has(self.archer) || !has(self.correction.m2po)",
-            lambda algorithm: algorithm.archer is not None and algorithm.correction.m2po is not None,
         ),
         FieldRule(
             "correction must be absent with trajectoryBalance: it needs none",
             "!has(self.trajectoryBalance) || has(self.correction.twoSidedClip)",
-            lambda algorithm: algorithm.trajectory_balance is not None and algorithm.other_correction,
+            "{self.correction.key}",
         ),
         FieldRule(
             "correction must be absent with supervised: no policy drew its samples",
             "!has(self.supervised) || has(self.correction.twoSidedClip)",
-            lambda algorithm: algorithm.supervised is not None and algorithm.other_correction,
+            "{self.correction.key}",
         ),
     )
 
@@ -478,8 +474,3 @@ class AlgorithmSpec(OneOf):
     def critic(self) -> Critic | UtteranceCritic | None:
         """Constants of the second model that is trained; None: there is none."""
         return getattr(self.value, "critic", None)
-
-    @property
-    def other_correction(self) -> str:
-        """The correction, where it is not the default."""
-        return "" if self.correction.two_sided_clip is not None else self.correction.key
