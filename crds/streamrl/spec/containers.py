@@ -76,12 +76,10 @@ class EnvVar(SpecModel):
         FieldRule(
             "needs exactly one of value, valueFrom",
             "has(self.value) != has(self.valueFrom)",
-            lambda variable: (variable.value is None) == (variable.value_from is None),
         ),
         FieldRule(
             "name must not begin with STREAMRL_: the operator sets those",
-            "!self.name.startsWith('STREAMRL_')",
-            lambda variable: variable.name.startswith(OWN_PREFIX),
+            f"!self.name.startsWith('{OWN_PREFIX}')",
         ),
     )
 
@@ -107,8 +105,7 @@ class EnvFrom(OneOf):
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             "prefix must not begin with STREAMRL_, or be the beginning of it: the operator sets those",
-            "!has(self.prefix) || !(self.prefix.startsWith('STREAMRL_') || 'STREAMRL_'.startsWith(self.prefix))",
-            lambda each: each.prefix and (each.prefix.startswith(OWN_PREFIX) or OWN_PREFIX.startswith(each.prefix)),
+            f"!has(self.prefix) || !(self.prefix.startsWith('{OWN_PREFIX}') || '{OWN_PREFIX}'.startsWith(self.prefix))",
         ),
     )
 
@@ -144,12 +141,10 @@ class ContainerSecurity(SpecModel):
             "for devices use resources or resourceClaims, for mounts a csi volume",
             "!(has(self.privileged) && self.privileged || "
             "has(self.allowPrivilegeEscalation) && self.allowPrivilegeEscalation)",
-            lambda context: context.privileged or context.allow_privilege_escalation,
         ),
         FieldRule(
             "runAsNonRoot must be true: the pods run under Pod Security 'restricted'; use an image that needs no root",
             "!has(self.runAsNonRoot) || self.runAsNonRoot",
-            lambda context: context.run_as_non_root is False,
         ),
     )
 
@@ -173,7 +168,7 @@ class ExtraPort(SpecModel):
         FieldRule(
             "hostPort must be 0: a pod must not take its node's ports; use a Service",
             "self.hostPort == 0",
-            lambda port: port.host_port,
+            "{self.host_port}",
         ),
     )
 
@@ -216,6 +211,6 @@ class ExtraContainer(SpecModel):
         FieldRule(
             "name must not be that of a container of ours: set image, env, resources and the like in pod itself",
             f"!(self.name in {list(names.OWN_CONTAINERS)})",
-            lambda container: container.name in names.OWN_CONTAINERS and container.name,
+            "{self.name}",
         ),
     )
