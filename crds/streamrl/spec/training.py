@@ -29,7 +29,7 @@ def _staleness_rule(mode: Mode) -> FieldRule:
     return FieldRule(
         f"maxStalenessSteps must be 0 (or absent) with mode {mode}",
         f"self.mode != '{mode}' || !has(self.maxStalenessSteps) || self.maxStalenessSteps == 0",
-        lambda pipeline: pipeline.mode == mode and pipeline.staleness,
+        "{self.staleness}",
     )
 
 
@@ -72,13 +72,13 @@ class Pipeline(SpecModel):
         FieldRule(
             "maxStalenessSteps must be at least 1 with mode StreamAsync",
             "self.mode != 'StreamAsync' || !has(self.maxStalenessSteps) || self.maxStalenessSteps >= 1",
-            lambda pipeline: pipeline.mode == "StreamAsync" and pipeline.staleness < 1 and f"{pipeline.staleness}",
+            "{self.staleness}",
         ),
         FieldRule(
             "delivery Logical needs maxStalenessSteps 0: which version a sample is of would follow from moments",
             "self.delivery != 'Logical' || "
             "(self.mode != 'StreamAsync' && (!has(self.maxStalenessSteps) || self.maxStalenessSteps == 0))",
-            lambda pipeline: pipeline.delivery == "Logical" and pipeline.staleness and f"{pipeline.staleness}",
+            "{self.staleness}",
         ),
     )
 
@@ -259,19 +259,16 @@ class Trainer(SpecModel):
         FieldRule(
             f"nodes must be 1 with engine {_LONE_ENGINES}",
             f"!{_LONE_ENGINES.cel('self.engine')} || self.nodes == 1",
-            lambda one: not one.engine.common.several_ranks and one.nodes > 1 and f"{one.nodes}",
+            "{self.nodes}",
         ),
         FieldRule(
             f"processesPerNode must be 1 with engine {_LONE_ENGINES}",
             f"!{_LONE_ENGINES.cel('self.engine')} || self.processesPerNode == 1",
-            lambda one: (
-                not one.engine.common.several_ranks and one.processes_per_node > 1 and f"{one.processes_per_node}"
-            ),
+            "{self.processes_per_node}",
         ),
         FieldRule(
             "of lora and sherl only one can be there",
             "!has(self.lora) || !has(self.sherl)",
-            lambda one: one.lora is not None and one.sherl is not None,
         ),
     )
 
