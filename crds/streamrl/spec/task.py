@@ -1,6 +1,6 @@
 """What is learned: the data set, how answers are sampled, what they earn, how they are evaluated."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +17,6 @@ from streamrl.spec.base import (
     SpecModel,
     Text,
     map_by,
-    repeated,
 )
 from streamrl.spec.generators import Scaling
 from streamrl.spec.pod import GeneratorPod
@@ -103,7 +102,6 @@ class AgentPool(SpecModel):
         FieldRule(
             "pod.hostNetwork must be absent: no policy would keep programs from the network",
             "!self.pod.hostNetwork",
-            lambda pool: pool.pod.host_network,
         ),
     )
 
@@ -204,19 +202,14 @@ MOST_WEIGHT = 1000
 _AS_IN_TASK = Field(default=None, description="As in `task`.")
 
 
-def _sum_rule(rewards: Sequence[Reward]) -> str:
-    total = sum(reward.weight_percent for reward in rewards)
-    return "" if total == WHOLE_PERCENT else f"{total}"
-
-
-def _asks_environment(rewards: Sequence[Reward]) -> bool:
-    return any(reward.environment is not None for reward in rewards)
+def _sum_percent(task: "Task | MixedTask") -> int:
+    return sum(reward.weight_percent for reward in task.rewards)
 
 
 _UNEQUAL_NAMES = FieldRule(
     "names of rewards must differ",
     "self.rewards.all(r, self.rewards.exists_one(o, o.name == r.name))",
-    lambda task: repeated(reward.name for reward in task.rewards),
+    "{r.name}",
 )
 
 
@@ -271,14 +264,13 @@ class MixedTask(SpecModel):
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             "weightPercent of rewards must sum to 100",
-            "self.rewards.map(r, r.weightPercent).sum() == 100",
-            lambda task: _sum_rule(task.rewards),
+            f"self.rewards.map(r, r.weightPercent).sum() == {WHOLE_PERCENT}",
+            _sum_percent,
         ),
         _UNEQUAL_NAMES,
         FieldRule(
             "reward environment needs environment",
             "has(self.environment) || self.rewards.all(r, !has(r.environment))",
-            lambda task: task.environment is None and _asks_environment(task.rewards),
         ),
     )
 
@@ -421,56 +413,46 @@ class Task(SpecModel):
         FieldRule(
             "needs dataset, or mixture",
             "has(self.mixture) || has(self.dataset)",
-            lambda task: not task.mixture and task.dataset is None,
         ),
         FieldRule(
             "each task of a mixture has its own: dataset, format, chat, environment, agent and rewards must be absent beside it",
             "!has(self.mixture) || !(has(self.dataset) || has(self.format) || has(self.chat) || "
             "has(self.environment) || has(self.agent) || self.rewards.size() > 0)",
-            lambda task: task.mixture and ", ".join(name for name in _OF_EACH if getattr(task, name)),
+            lambda task: ", ".join(name for name in _OF_EACH if getattr(task, name)),
         ),
         FieldRule(
             "names of mixture must differ",
             "!has(self.mixture) || self.mixture.all(t, self.mixture.exists_one(o, o.name == t.name))",
-            lambda task: repeated(one.name for one in task.mixture or ()),
+            "{t.name}",
         ),
         FieldRule(
             f"weights of mixture must sum to at most {MOST_WEIGHT}",
             f"!has(self.mixture) || self.mixture.map(t, t.weight).sum() <= {MOST_WEIGHT}",
-            lambda task: (total := sum(one.weight for one in task.mixture or ())) > MOST_WEIGHT and f"{total}",
+            lambda task: sum(one.weight for one in task.mixture),
         ),
         FieldRule(
             "maxTokens of mixture must be at most sampling.maxTokens",
             "!has(self.mixture) || self.mixture.all(t, !has(t.maxTokens) || t.maxTokens <= self.sampling.maxTokens)",
-            lambda task: ", ".join(
-                f"{one.max_tokens} of {one.name}"
-                for one in task.mixture or ()
-                if (one.max_tokens or 0) > task.sampling.max_tokens
-            ),
+            "{t.max_tokens} of {t.name}",
         ),
         FieldRule(
             "chat of mixture must be in all tasks, or in none",
             "!has(self.mixture) || self.mixture.all(t, has(t.chat)) || self.mixture.all(t, !has(t.chat))",
-            lambda task: len({one.chat is None for one in task.mixture or ()}) > 1,
         ),
         FieldRule(
             "weightPercent of rewards must sum to 100",
-            "self.rewards.size() == 0 || self.rewards.map(r, r.weightPercent).sum() == 100",
-            lambda task: task.rewards and _sum_rule(task.rewards),
+            f"self.rewards.size() == 0 || self.rewards.map(r, r.weightPercent).sum() == {WHOLE_PERCENT}",
+            _sum_percent,
         ),
         _UNEQUAL_NAMES,
         FieldRule(
             "reward environment needs task.environment or task.agent",
             "has(self.environment) || has(self.agent) || self.rewards.all(r, !has(r.environment))",
-            lambda task: task.environment is None and task.agent is None and _asks_environment(task.rewards),
         ),
         FieldRule(
             "evaluation.split needs dataset.huggingFace",
             "!has(self.evaluation.split) || (has(self.dataset) && has(self.dataset.huggingFace)) || "
             "(has(self.mixture) && self.mixture.exists(t, has(t.dataset.huggingFace)))",
-            lambda task: (
-                task.evaluation.split is not None and all(one.dataset.hugging_face is None for one in task.tasks)
-            ),
         ),
         _tokens_rule("environment"),
         _tokens_rule("agent"),
@@ -484,11 +466,9 @@ class Task(SpecModel):
         FieldRule(
             "needs at most one of environment, agent",
             "!(has(self.environment) && has(self.agent))",
-            lambda task: task.environment is not None and task.agent is not None,
         ),
         FieldRule(
             "agent writes the system turn itself: chat.systemPrompt must be absent",
             "!has(self.agent) || !has(self.chat) || !has(self.chat.systemPrompt)",
-            lambda task: task.agent is not None and task.chat is not None and task.chat.system_prompt is not None,
         ),
     )
