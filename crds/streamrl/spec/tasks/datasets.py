@@ -62,7 +62,7 @@ class HuggingFaceDataset(SpecModel):
         FieldRule(
             "needs exactly one of name, path",
             "has(self.name) != has(self.path)",
-            lambda data: (data.name is None) == (data.path is None) and ("both" if data.name else "none"),
+            lambda data: "both" if data.name else "none",
         ),
     )
 
