@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import MOST_CLUSTER_CHARACTERS, ClusterName, FieldRule, OneOf, SpecModel, map_by, repeated
+from streamrl.spec.base import MOST_CLUSTER_CHARACTERS, ClusterName, FieldRule, OneOf, SpecModel, map_by
 
 ObjectName = Annotated[
     str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", min_length=1, max_length=253)
@@ -114,7 +114,6 @@ class Trainers(SpecModel):
         FieldRule(
             "exposure must not be gateway: the operator makes no routes in a member; give the Gateway's address",
             "!has(self.exposure) || !has(self.exposure.gateway)",
-            lambda one: one.exposure is not None and one.exposure.gateway is not None,
         ),
     )
 
@@ -147,12 +146,12 @@ class RLClusterSpec(SpecModel):
         FieldRule(
             "namespaces must name each hub namespace once",
             "self.namespaces.all(n, self.namespaces.exists_one(o, o.hub == n.hub))",
-            lambda spec: repeated(one.hub for one in spec.namespaces),
+            "{n.hub}",
         ),
         FieldRule(
             "namespaces must name each member namespace once: two teams' jobs may have the same name",
             "self.namespaces.all(n, self.namespaces.exists_one(o, o.member == n.member))",
-            lambda spec: repeated(one.member for one in spec.namespaces),
+            "{n.member}",
         ),
     )
 
