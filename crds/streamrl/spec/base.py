@@ -82,15 +82,10 @@ def demand_different(what: str, values: Iterable[str]) -> None:
         raise ValueError(f"{what} must differ, got {got}")
 
 
-def not_rising(values: Iterable[int | float]) -> list[int | float]:
-    """All of them, if they do not rise."""
-    got = list(values)
-    return [] if got == sorted(set(got)) else got
-
-
 def demand_rising(what: str, *, by: str, values: Iterable[int | float]) -> None:
     """Refuse points of a curve that are not given by rising `by`."""
-    if got := not_rising(values):
+    got = list(values)
+    if got != sorted(set(got)):
         raise ValueError(f"{what} must be given by rising {by}, got {got}")
 
 

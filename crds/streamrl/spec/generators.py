@@ -15,7 +15,6 @@ from streamrl.spec.base import (
     FieldRule,
     OneOf,
     SpecModel,
-    not_rising,
 )
 from streamrl.spec.pod import GeneratorPod
 from streamrl.spec.volumes import WeightCacheSpec
@@ -100,10 +99,7 @@ class NgramSpeculation(SpecModel):
         FieldRule(
             "minMatchTokens must be at most maxMatchTokens",
             "self.minMatchTokens <= self.maxMatchTokens",
-            lambda ngram: (
-                ngram.min_match_tokens > ngram.max_match_tokens
-                and f"{ngram.min_match_tokens} and {ngram.max_match_tokens}"
-            ),
+            "{self.min_match_tokens} and {self.max_match_tokens}",
         ),
     )
 
@@ -213,7 +209,7 @@ class SimulatedEngineSpec(GeneratorEngineSpec):
         FieldRule(
             "latency must be given by rising batch",
             "self.latency.map(p, p.batch).isSorted() && self.latency.all(p, self.latency.exists_one(o, o.batch == p.batch))",
-            lambda engine: not_rising(point.batch for point in engine.latency),
+            lambda engine: [point.batch for point in engine.latency],
         ),
     )
 
@@ -274,10 +270,7 @@ class AutoScaling(SpecModel):
             "minReplicas, initialReplicas, maxReplicas must not fall",
             "self.minReplicas <= self.maxReplicas && (!has(self.initialReplicas) || "
             "(self.minReplicas <= self.initialReplicas && self.initialReplicas <= self.maxReplicas))",
-            lambda auto: (
-                not auto.min_replicas <= auto.initial <= auto.max_replicas
-                and f"{auto.min_replicas}, {auto.initial}, {auto.max_replicas}"
-            ),
+            "{self.min_replicas}, {self.initial}, {self.max_replicas}",
         ),
     )
 
@@ -345,17 +338,16 @@ class GeneratorPool(SpecModel):
         FieldRule(
             f"name must not be {', '.join(names.OWN_SUFFIXES)}: the job's own objects have those",
             f"!(self.name in {list(names.OWN_SUFFIXES)})",
-            lambda pool: pool.name in names.OWN_SUFFIXES and pool.name,
+            "{self.name}",
         ),
         FieldRule(
             f"devices Trainer needs engine {GeneratorEngine.those(lambda engine: engine.pauses)}: "
             f"{_RESTLESS_ENGINES} does not stop between two steps",
             f"!has(self.devices) || self.devices != 'Trainer' || !{_RESTLESS_ENGINES.cel('self.engine')}",
-            lambda pool: pool.devices == "Trainer" and not pool.engine.common.pauses and pool.engine.key,
+            "{self.engine.key}",
         ),
         FieldRule(
             "scaling must not be auto with devices Trainer: more generators would share the same devices",
             "!has(self.devices) || self.devices != 'Trainer' || !has(self.scaling.auto)",
-            lambda pool: pool.devices == "Trainer" and pool.scaling.auto is not None,
         ),
     )
