@@ -12,7 +12,7 @@ from streamrl.clusters import RLCluster
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec.parse import unknown_field
 from streamrl.spec.rljob import RLJob
-from streamrl.spec.schema import Schema, allowed, children, plain_schema, schema_at, type_name, unit
+from streamrl.spec.schema import Schema, allowed, children, plain_schema, rules, schema_at, type_name, unit
 from streamrl_cli import console
 
 _WIDTH = 100
@@ -55,8 +55,7 @@ def _explain(path: str, *, kind: type[BaseModel]) -> Iterator[str]:
     yield from textwrap.wrap(schema.get("description", ""), _WIDTH, initial_indent="  ", subsequent_indent="  ")
     for label, text in (facts(name, schema) | (_change(path) if kind is RLJob else {})).items():
         yield f"  {label + ':':<9} {text}"
-    for rule in schema.get("x-kubernetes-validations", []):
-        yield f"  Rule:     {rule['message']}"
+    yield from (f"  Rule:     {rule}" for rule in rules(schema))
     if children(schema):
         yield ""
         yield from _fields(schema)

@@ -144,11 +144,6 @@ class RLClusterSpec(SpecModel):
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
-            "namespaces must name each hub namespace once",
-            "self.namespaces.all(n, self.namespaces.exists_one(o, o.hub == n.hub))",
-            "{n.hub}",
-        ),
-        FieldRule(
             "namespaces must name each member namespace once: two teams' jobs may have the same name",
             "self.namespaces.all(n, self.namespaces.exists_one(o, o.member == n.member))",
             "{n.member}",

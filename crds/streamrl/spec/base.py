@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic.alias_generators import to_camel, to_snake
 
 from streamrl.cel import compile_cel, compile_failing
 
@@ -33,9 +34,18 @@ def is_url(path: str) -> bool:
     return re.match(URL_PATTERN, path) is not None
 
 
+MAP_KEYS = "x-kubernetes-list-map-keys"
+"""Of the schema of a list: server-side apply merges its items by them, and an API server refuses equal ones, as we do."""
+
+
 def map_by(key: str) -> dict[str, JsonValue]:
-    """Schema of a list whose items are told apart by `key`: server-side apply merges by it."""
-    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+    """Schema of a list whose items are told apart by `key`."""
+    return {"x-kubernetes-list-type": "map", MAP_KEYS: [key]}
+
+
+def keys_differ(field: str, key: str) -> str:
+    """Write the rule of a list whose items are told apart by `key`."""
+    return f"{key}s of {field} must differ"
 
 
 class FieldRule:
@@ -77,7 +87,7 @@ def repeated(values: Iterable[str]) -> str:
 
 
 def demand_different(what: str, values: Iterable[str]) -> None:
-    """Refuse two equal ones; where the list is a map by that key, an API server does so by itself."""
+    """Refuse two equal ones."""
     if got := repeated(values):
         raise ValueError(f"{what} must differ, got {got}")
 
@@ -118,6 +128,18 @@ def _complete_schema(schema: dict[str, Any], model: type[BaseModel]) -> None:
         schema["x-kubernetes-validations"] = [{"rule": rule, "message": message} for rule, message in rules]
 
 
+@cache
+def _map_keys(model: type[BaseModel]) -> tuple[tuple[str, str], ...]:
+    """Return the lists of a model whose items are told apart, each with the key of its items."""
+    schemas = ((name, field.json_schema_extra) for name, field in model.model_fields.items())
+    return tuple(
+        (name, str(key))
+        for name, schema in schemas
+        if isinstance(schema, dict) and isinstance(keys := schema.get(MAP_KEYS), list)
+        for key in keys
+    )
+
+
 REFUSED_KEY = "x-refused"
 """Of a schema; API servers are not told of it."""
 
@@ -142,6 +164,9 @@ class SpecModel(BaseModel):
     def _rules_hold(self) -> Self:
         if len(self.model_fields_set) > MOST_FREE_FIELDS and self.model_extra:
             raise ValueError(f"must have at most {MOST_FREE_FIELDS} fields")
+        for name, key in _map_keys(type(self)):
+            if got := repeated(getattr(item, to_snake(key)) for item in getattr(self, name) or ()):
+                raise ValueError(f"{keys_differ(_alias(type(self), name), key)}, got {got}")
         for rule in self.field_rules:
             if broken := rule.broken(self):
                 raise ValueError(broken)

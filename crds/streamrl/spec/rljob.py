@@ -262,11 +262,6 @@ class RLJobSpec(SpecModel):
             f"!has(self.task.agent) || !has(self.task.agent.pool) || self.generators.all(g, g.name != '{names.AGENTS}')",
         ),
         FieldRule(
-            "names of generators must differ",
-            "self.generators.all(g, self.generators.exists_one(o, o.name == g.name))",
-            "{g.name}",
-        ),
-        FieldRule(
             "devices of generators must not all be Trainer but with mode Colocated: add a pool that generates while it trains",
             "self.generators.size() == 0 || self.pipeline.mode == 'Colocated' || "
             "self.generators.exists(g, (!has(g.devices) || g.devices == 'Own') && "

@@ -15,9 +15,11 @@ from streamrl.spec.base import (
     BYTES_PATTERN,
     COST_PATTERN,
     ENDPOINT_PATTERN,
+    MAP_KEYS,
     NAME_PATTERN,
     PLACE_PATTERN,
     REFUSED_KEY,
+    keys_differ,
 )
 from streamrl.spec.pod import LABEL_PATTERN
 from streamrl.spec.rljob import RLJob
@@ -138,6 +140,13 @@ def refusals(schema: Schema) -> Mapping[str, str]:
     """Fields that a section, or the items of a list of sections, does not have -> why, and what to use."""
     reasons: Mapping[str, str] = schema.get("items", schema).get(REFUSED_KEY, {})
     return reasons
+
+
+def rules(schema: Schema) -> list[str]:
+    """Return what must hold between the fields of a section, or of the items of a list of sections."""
+    maps = ((name, key) for name, field in children(schema).items() for key in field.get(MAP_KEYS, ()))
+    stated = schema.get("items", schema).get("x-kubernetes-validations", ())
+    return [*(keys_differ(name, key) for name, key in maps), *(rule["message"] for rule in stated)]
 
 
 def _inline(node: Any, definitions: Mapping[str, Schema]) -> Any:  # noqa: ANN401 - any JSON value

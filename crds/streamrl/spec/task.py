@@ -206,13 +206,6 @@ def _sum_percent(task: "Task | MixedTask") -> int:
     return sum(reward.weight_percent for reward in task.rewards)
 
 
-_UNEQUAL_NAMES = FieldRule(
-    "names of rewards must differ",
-    "self.rewards.all(r, self.rewards.exists_one(o, o.name == r.name))",
-    "{r.name}",
-)
-
-
 def _few_tokens(turns: str, max_tokens: str) -> str:
     """Write that a sample is one message, in CEL."""
     return f"{turns}.maxTurns * ({max_tokens} + {turns}.maxObservationChars) <= {MAX_SAMPLE_TOKENS}"
@@ -267,7 +260,6 @@ class MixedTask(SpecModel):
             f"self.rewards.map(r, r.weightPercent).sum() == {WHOLE_PERCENT}",
             _sum_percent,
         ),
-        _UNEQUAL_NAMES,
         FieldRule(
             "reward environment needs environment",
             "has(self.environment) || self.rewards.all(r, !has(r.environment))",
@@ -421,11 +413,6 @@ class Task(SpecModel):
             lambda task: ", ".join(name for name in _OF_EACH if getattr(task, name)),
         ),
         FieldRule(
-            "names of mixture must differ",
-            "!has(self.mixture) || self.mixture.all(t, self.mixture.exists_one(o, o.name == t.name))",
-            "{t.name}",
-        ),
-        FieldRule(
             f"weights of mixture must sum to at most {MOST_WEIGHT}",
             f"!has(self.mixture) || self.mixture.map(t, t.weight).sum() <= {MOST_WEIGHT}",
             lambda task: sum(one.weight for one in task.mixture),
@@ -444,7 +431,6 @@ class Task(SpecModel):
             f"self.rewards.size() == 0 || self.rewards.map(r, r.weightPercent).sum() == {WHOLE_PERCENT}",
             _sum_percent,
         ),
-        _UNEQUAL_NAMES,
         FieldRule(
             "reward environment needs task.environment or task.agent",
             "has(self.environment) || has(self.agent) || self.rewards.all(r, !has(r.environment))",

@@ -1,8 +1,8 @@
 """How the policy is trained: pipeline, trainer, weights; what follows a failure. The learning rule: `algorithm.py`."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints
 
 from streamrl.spec.base import (
     NAME_PATTERN,
@@ -13,7 +13,6 @@ from streamrl.spec.base import (
     FieldRule,
     OneOf,
     SpecModel,
-    demand_different,
     map_by,
 )
 from streamrl.spec.generators import GeneratorEngine, PoolName
@@ -376,8 +375,3 @@ class FailurePolicy(SpecModel):
         ),
         json_schema_extra=map_by("name"),
     )
-
-    @model_validator(mode="after")
-    def _rules_differ(self) -> Self:
-        demand_different("names of rules", (rule.name for rule in self.rules))
-        return self

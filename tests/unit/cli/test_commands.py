@@ -120,6 +120,11 @@ def test_explain_takes_every_way_to_write_a_path(path: str, capsys: pytest.Captu
     assert "  hf <object>" in outcome.out
 
 
+def test_explain_says_the_rules_of_the_items_of_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert any("Rule:     devices Trainer needs" in line for line in streamrl(capsys, "explain", "spec.generators").out)
+    assert "  Rule:     names of generators must differ" in streamrl(capsys, "explain", "spec").out
+
+
 def all_paths(path: str = "") -> list[str]:
     fields = children(schema_at(path) or {})
     below = [f"{path}.{name}".removeprefix(".") for name in fields]
