@@ -55,13 +55,15 @@ def compile_cel(text: str, **functions: Callable[..., Any]) -> Expression:
 
 
 def compile_failing(text: str, name: str, **functions: Callable[..., Any]) -> Expression:
-    """Compile the items that break a rule with `LIST.all(name, CONDITION)`, in which `name` stands for them."""
+    """Compile the items that break a rule with `LIST.all(name, CONDITION)`, or several of them, in which `name` stands for an item."""
+    found = []
     for node in ast.walk(_parse(text)):
         match node:
             case ast.Call(func=ast.Attribute(value=items, attr="all"), args=[ast.Name(id=own), body]) if own == name:
-                found, holds = _compile(items, functions), _compile(body, functions)
-                return lambda names: [item for item in found(names) if not holds({**names, name: item})]
-    raise ValueError(f"no `all` of this rule names {name}: {text}")
+                found.append((_compile(items, functions), _compile(body, functions)))
+    if not found:
+        raise ValueError(f"no `all` of this rule names {name}: {text}")
+    return lambda names: [item for items, holds in found for item in items(names) if not holds({**names, name: item})]
 
 
 def _parse(text: str) -> ast.expr:

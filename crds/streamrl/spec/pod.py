@@ -6,13 +6,13 @@ Owns shape and bounds, also of what administrators let jobs inherit (`RLJobDefau
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, JsonValue, StringConstraints, model_validator
+from pydantic import Field, JsonValue, StringConstraints
 
 from streamrl import API_GROUP
 from streamrl.names import LABEL_QUEUE
-from streamrl.spec.base import FieldRule, OneOf, Piece, SpecModel, demand_different, map_by, repeated
+from streamrl.spec.base import FieldRule, OneOf, Piece, SpecModel, map_by
 from streamrl.spec.containers import EnvFrom, EnvVar, ExtraContainer, MainResources, Resources
 from streamrl.spec.volumes import ObjectName, Volume, VolumeMount, WeightCacheSpec, Word
 
@@ -26,13 +26,9 @@ OTHER_NETWORKS = ("k8s.v1.cni.cncf.io/", "v1.multus-cni.io/", "networking.gke.io
 
 def _without_keys(fields: tuple[str, ...], prefixes: tuple[str, ...], why: str) -> FieldRule:
     """Return the rule that no key of these mappings begins so."""
-
-    def found(pod: "Pod") -> str:
-        return next((key for field in fields for key in getattr(pod, field) if key.startswith(prefixes)), "")
-
     message = f"{' and '.join(fields)} must not have keys of {', '.join(prefixes)}: {why}"
-    cel = " && ".join(f"{list(prefixes)}.all(p, !self.{field}.exists(k, k.startsWith(p)))" for field in fields)
-    return FieldRule(message, cel, found)
+    cel = " && ".join(f"self.{field}.all(k, !{list(prefixes)}.exists(p, k.startsWith(p)))" for field in fields)
+    return FieldRule(message, cel, "{k}")
 
 
 METADATA_RULES = (
@@ -204,15 +200,6 @@ class Pod(SpecModel):
         """Whether the main container may."""
         return bool(self.security_context.capabilities.add)
 
-    @model_validator(mode="after")
-    def _keys_differ(self) -> Self:
-        demand_different("names of env", (entry.name for entry in self.env))
-        demand_different("names of volumes", (volume.name for volume in self.volumes))
-        demand_different("names of resourceClaims", (claim.name for claim in self.resource_claims))
-        demand_different("names of resources.claims", (claim.name for claim in self.resources.claims))
-        demand_different("mountPath of volumeMounts", (mount.mount_path for mount in self.volume_mounts))
-        return self
-
     refused: ClassVar[Mapping[str, str]] = {
         "hostPID": "a pod must not see its node's processes; what needs that runs beside StreamRL, in pods of its own",
         "hostIPC": "a pod must not share its node's memory; use an emptyDir of medium Memory at /dev/shm",
@@ -230,26 +217,15 @@ class Pod(SpecModel):
             "self.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name)) && "
             "self.initContainers.all(c, c.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name))) && "
             "self.containers.all(c, c.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name)))",
-            lambda pod: (
-                not {
-                    mount.name
-                    for container in (pod, *pod.init_containers, *pod.containers)
-                    for mount in container.volume_mounts
-                }
-                <= {volume.name for volume in pod.volumes}
-            ),
         ),
         FieldRule(
             "names of initContainers and containers must differ",
             "self.containers.all(c, !self.initContainers.exists(i, i.name == c.name))",
-            lambda pod: repeated(each.name for each in (*pod.init_containers, *pod.containers)),
+            "{c.name}",
         ),
         FieldRule(
             "resources.claims must name resourceClaims of this pod",
             "self.resources.claims.all(c, self.resourceClaims.exists(r, r.name == c.name))",
-            lambda pod: (
-                not {claim.name for claim in pod.resources.claims} <= {claim.name for claim in pod.resource_claims}
-            ),
         ),
     )
 
@@ -345,7 +321,7 @@ class RLJobDefaultsSpec(SpecModel):
         FieldRule(
             "fields of enforced must differ",
             "self.enforced.all(e, self.enforced.exists_one(o, o == e))",
-            lambda spec: repeated(spec.enforced),
+            "{e}",
         ),
     )
 
