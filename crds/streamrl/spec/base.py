@@ -213,16 +213,18 @@ class OneOf(SpecModel):
     def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:
         """Exactly one of the choices, and the rules of the class."""
         given = ", ".join(f"has(self.{key})" for key in cls.choices())
-        message = f"needs exactly one of {', '.join(cls.choices())}"
-        return ((f"[{given}].filter(given, given).size() == 1", message), *super().all_cel_rules())
+        return ((f"[{given}].filter(given, given).size() == 1", cls._one_rule()), *super().all_cel_rules())
+
+    @classmethod
+    def _one_rule(cls) -> str:
+        return f"needs exactly one of {', '.join(cls.choices())}"
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         given = self._given()
         if len(given) != 1:
-            known = ", ".join(self.choices())
             got = ", ".join(_alias(type(self), name) for name in given) or "none"
-            raise ValueError(f"needs exactly one of {known}; got {got}")
+            raise ValueError(f"{self._one_rule()}; got {got}")
         return self
 
     def _given(self) -> list[str]:
