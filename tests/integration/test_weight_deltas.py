@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.delta_chains import DeltaStore
+from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.hashing import entry_of, tensors_hash
 from streamrl_workers.weights.http_server import HttpWeightServer
 from streamrl_workers.weights.pull import FetchedTensor, Nearby

@@ -7,7 +7,7 @@ import asyncio
 import sys
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.delta_chains import DeltaStore
+from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.folder import FolderSource, FolderWeightServer
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.pull import Nearby, Route, pull

@@ -21,7 +21,7 @@ from streamrl_workers.trainer.engines.packing import pack_sample
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models
 from streamrl_workers.trainer.engines.worker import RankWorker
-from streamrl_workers.weights.delta_chains import DeltaStore
+from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.http_server import HttpWeightServer
 from streamrl_workers.weights.pull import Nearby, Route

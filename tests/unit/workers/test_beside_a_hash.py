@@ -21,7 +21,7 @@ from streamrl_workers.scheduler.journal.check import check_run
 from streamrl_workers.stream.archive import ArchivePosition, ArchiveWriter, read_archive
 from streamrl_workers.stream.digests import seal
 from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore
-from streamrl_workers.weights.delta_chains import DeltaStore
+from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.folder import run_identity
 from streamrl_workers.weights.hashing import TensorBytes, entry_of, tensors_hash
 from streamrl_workers.weights.pull import FetchedTensor, Nearby, Route, WeightsError, pull

@@ -31,7 +31,7 @@ class _Gain:
     admitted_s: float
     tokens: "array[int]" = field(default_factory=lambda: array("i"))
     logprobs: "array[float]" = field(default_factory=lambda: array("f"))
-    spans: list[pb.VersionSpan] = field(default_factory=list)
+    spans: dict[tuple[int, int], int] = field(default_factory=dict)  # tokens by attempt and step, which only rise
     prompt_tokens: Sequence[int] | None = None
     observation_tokens: Sequence[int] = ()
 
@@ -83,12 +83,13 @@ class GeneratorOutbox:
 
     def take(self, deltas: Iterable[Delta], *, version: pb.VersionName, now_s: float) -> None:
         """Add what an engine call gave under `version`, the weights in the engine. Ended requests are sent at once."""
+        made_by = version.attempt, version.step
         for delta in deltas:
             gain = self._running.get(delta.lease)
             if gain is None:
                 continue
-            assert delta.version == version.step, f"delta of version {delta.version}, engine has {version.step}"
-            self._add(gain, delta, version=version)
+            assert delta.version == made_by[1], f"delta of version {delta.version}, engine has {made_by[1]}"
+            self._add(gain, delta, made_by=made_by)
             if delta.finish_reason is not None:
                 self._end(gain, delta, now_s=now_s)
 
@@ -110,22 +111,16 @@ class GeneratorOutbox:
         self._controls.clear()
         return events
 
-    def _add(self, gain: _Gain, delta: Delta, *, version: pb.VersionName) -> None:
+    def _add(self, gain: _Gain, delta: Delta, *, made_by: tuple[int, int]) -> None:
         if delta.prompt_tokens is not None:
             gain.prompt_tokens = delta.prompt_tokens
         if delta.observation_tokens:
             gain.observation_tokens = delta.observation_tokens
-        count = len(delta.tokens)
         gain.logprobs.extend(delta.logprobs)
-        self.tokens += count
-        if not count:
-            return
-        gain.tokens.extend(delta.tokens)
-        last = gain.spans[-1] if gain.spans else None
-        if last is not None and last.step == version.step and last.attempt == version.attempt:
-            last.tokens += count
-        else:
-            gain.spans.append(pb.VersionSpan(tokens=count, step=version.step, attempt=version.attempt))
+        if count := len(delta.tokens):
+            gain.tokens.extend(delta.tokens)
+            gain.spans[made_by] = gain.spans.get(made_by, 0) + count
+            self.tokens += count
 
     def _end(self, gain: _Gain, delta: Delta, *, now_s: float) -> None:
         del self._running[gain.lease]
@@ -145,10 +140,12 @@ def _packed(gain: _Gain) -> pb.Progress:
         lease=gain.lease,
         tokens=pack_int32(gain.tokens),
         logprobs=pack_float32(gain.logprobs),
-        spans=gain.spans,
+        spans=[
+            pb.VersionSpan(tokens=count, step=step, attempt=attempt) for (attempt, step), count in gain.spans.items()
+        ],
         prompt_tokens=b"" if gain.prompt_tokens is None else pack_int32(gain.prompt_tokens),
         observation_tokens=pack_int32(gain.observation_tokens),
     )
     gain.observation_tokens = ()
-    gain.tokens, gain.logprobs, gain.spans, gain.prompt_tokens = array("i"), array("f"), [], None
+    gain.tokens, gain.logprobs, gain.spans, gain.prompt_tokens = array("i"), array("f"), {}, None
     return message

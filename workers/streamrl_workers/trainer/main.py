@@ -47,7 +47,7 @@ from streamrl_workers.trainer.session import Session
 from streamrl_workers.trainer.settings import TrainerSettings, read_settings
 from streamrl_workers.trainer.status import TrainerStatus
 from streamrl_workers.trainer.step_loop import StepLoop, offer_of
-from streamrl_workers.weights.delta_chains import DeltaStore
+from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.store import WeightStore
 from streamrl_workers.weights.transports import TRANSPORTS, ServerSetup, WeightServer
 

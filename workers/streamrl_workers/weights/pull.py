@@ -1,11 +1,13 @@
 """Pulls one version of the weights, whole and verified.
 
-    manifest, then tensors in pieces, by several streams, over new ones if one breaks, against one deadline
+    manifest, then each tensor from the first of these that has it:
 
-A tensor that the puller holds from the version before, by name and hash, is not fetched: where adapters are trained that is the base, so a
-version costs what its adapters have. Who holds nothing, or another base, fetches all; a trainer that starts again publishes the same base.
-Where the pool has a cache (`cache.py`) a tensor that lies there is not fetched either. Where the manifest names deltas that lead from a tensor that is
-held to the wanted one (`delta_chains.py`), these are fetched; whatever is wrong with them, the tensor is fetched as if there were none.
+    1. held      the version before: same name, hash and shape. Where adapters are trained that is the base.
+    2. cache     a directory of the pool (`cache.py`)
+    3. deltas    from the held tensor to this one, where the manifest names them (`deltas.py`)
+    4. address   where the version was announced: the trainer, a peer, a folder. In pieces, by several streams, over new ones if one breaks
+
+There is one deadline for all. Whatever is wrong with a cache or a delta, the tensor is fetched as if there were none.
 
 Does not own how bytes travel (`transports.py`), putting weights into an engine, nor which version a generator may use (the scheduler issues by the one that it is told of).
 
@@ -15,19 +17,19 @@ Invariants:
 """
 
 import asyncio
-import logging
-from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.weights.cache import WeightCache
-from streamrl_workers.weights.delta_chains import follow, way
+from streamrl_workers.weights.deltas import DeltaChains, KeptTensor
 from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, reserved
-from streamrl_workers.weights.manifest import ManifestError, check_manifest, usable_deltas
+from streamrl_workers.weights.manifest import ManifestError, check_manifest
 from streamrl_workers.weights.relay_store import RelayStore
 from streamrl_workers.weights.source import (
     NotKeptError,
@@ -61,8 +63,8 @@ _CACHE_SHARE = 0.25
 """Of a pull's time, for which it waits for a cache; in the rest the service sends what the cache did not give."""
 _ALIGNMENT_BYTES = 64
 """Of a tensor in memory."""
-_log = logging.getLogger("streamrl.weights")
 
+_T = TypeVar("_T")
 Connect = Callable[[pb.WeightsAvailable], Awaitable[Source]]
 """Opens one more stream to where a version was announced. Raises SourceBrokenError."""
 
@@ -110,27 +112,19 @@ async def pull(
         BadSourceError: refused or corrupted.
         WeightsError: not complete after `timeout_s`, or there is no memory for it.
     """
-    nearby = Nearby() if nearby is None else nearby
-    state = _Pull(route=route, connect=connect, arrived=arrived, nearby=nearby, cache_s=timeout_s * _CACHE_SHARE)
-    if nearby.relay is not None:
-        nearby.relay.begin(state.version, mark=state.mark)
-    watch = asyncio.create_task(_watch(state), name="weights-watch")
+    run = _Pull(route, connect=connect, arrived=arrived, nearby=nearby or Nearby(), cache_s=timeout_s * _CACHE_SHARE)
+    watch = asyncio.create_task(run.watch(), name="weights-watch")
     try:
         async with asyncio.timeout(timeout_s):
-            await _attempts(state)
+            await run.finish()
     except BaseException as error:
-        if nearby.relay is not None:
-            nearby.relay.failed()
+        run.failed()
         if not isinstance(error, TimeoutError):
             raise
-        raise WeightsError(f"{state.named()}: not complete after {timeout_s:g} s; {state.progress()}") from None
+        raise WeightsError(f"{run.named()}: not complete after {timeout_s:g} s; {run.progress()}") from None
     finally:
         watch.cancel()
-    tensors = state.tensors or ()
-    assert all(t.verified for t in tensors), "bytes that nobody has verified"
-    nearby.held.clear()
-    nearby.held.update({t.entry.name: t for t in tensors})
-    return {t.entry.name: TensorBytes(t.entry.dtype, tuple(t.entry.shape), t.buffer) for t in tensors}
+    return run.result()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -181,298 +175,265 @@ class Nearby:
     """A tensor is fetched, though its manifest named deltas from what is held."""
 
 
-@dataclass(slots=True, kw_only=True)
 class _Pull:
     """One pull, over all its connections, and what has arrived."""
 
-    route: Route
-    connect: Connect
-    arrived: Arrived
-    nearby: Nearby
-    cache_s: float
-    tensors: list[FetchedTensor] | None = None  # None until the manifest is there
-    leading_to: dict[bytes, pb.TensorDelta] = field(default_factory=dict)  # by the hash of what they make
-    deltas: dict[bytes, Piece] = field(default_factory=dict)  # arrived or on their way, by their own hash
-    fetching: defaultdict[bytes, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    """A delta, by one stream at a time: names may share it."""
-    whole: set[str] = field(default_factory=set)  # tensors whose deltas could not be used: they are not tried again
-    source_mark: int = 0  # what the source has said of itself
-    last_break: str = "none"
+    def __init__(self, route: Route, *, connect: Connect, arrived: Arrived, nearby: Nearby, cache_s: float) -> None:
+        self._route = route
+        self._version = route.target.version
+        self._connect = connect
+        self._arrived = arrived
+        self._nearby = nearby
+        self._cache_s = cache_s
+        self._tensors: list[FetchedTensor] | None = None  # None until the manifest is there
+        self._deltas = DeltaChains(used=nearby.delta_used, failed=nearby.delta_failed)
+        self._source_mark = 0  # what the source has said of itself
+        self._last_break = "none"
+        if nearby.relay is not None:
+            nearby.relay.begin(self._version, mark=self._mark)
 
-    @property
-    def version(self) -> pb.VersionName:
-        return self.route.target.version
+    async def finish(self) -> None:
+        """Until all is there."""
+        task, backoff = asyncio.current_task(), Backoff()
+        assert task is not None
+        while not await self._attempt():
+            if task.cancelling():  # a break came in its place
+                raise asyncio.CancelledError
+            await backoff.pause()
 
-    @property
-    def cache(self) -> WeightCache | None:
-        return self.nearby.cache
+    def failed(self) -> None:
+        """It will not come."""
+        if self._nearby.relay is not None:
+            self._nearby.relay.failed()
 
-    def described(self, manifest: pb.Manifest) -> None:
-        """Tell those who pull from us."""
-        if self.nearby.relay is not None:
-            self.nearby.relay.described(manifest)
-            for tensor in self.tensors or ():
-                if tensor.verified:
-                    self.passed_on(tensor)
+    def result(self) -> dict[str, TensorBytes]:
+        """All tensors; they are what is held from now on."""
+        tensors = self._tensors or ()
+        assert all(t.verified for t in tensors), "bytes that nobody has verified"
+        self._nearby.held.clear()
+        self._nearby.held.update({t.entry.name: t for t in tensors})
+        return {t.entry.name: TensorBytes(t.entry.dtype, tuple(t.entry.shape), t.buffer) for t in tensors}
 
-    def passed_on(self, tensor: FetchedTensor) -> None:
-        if self.nearby.relay is not None:
-            self.nearby.relay.have(tensor.entry.hash, tensor.buffer)
-
-    def mark(self) -> int:
-        """Changes when a byte comes to us, or to our source."""
-        arrived_bytes = sum(t.arrived_bytes for t in self.tensors or ())
-        delta_bytes = sum(piece.begin for piece in list(self.deltas.values()))  # a server's thread asks too
-        return arrived_bytes + delta_bytes + (self.tensors is not None) + self.source_mark
+    async def watch(self) -> None:
+        """Tell, again and again, that nothing comes."""
+        while True:
+            mark, target = self._mark(), self._route.target
+            await asyncio.sleep(STALLED_S)
+            if self._mark() == mark and self._route.target is target:
+                self._route.stalled(target)
 
     def named(self) -> str:
-        return f"weights of version ({self.version.attempt}, {self.version.step}) from {self.route.target.address}"
+        return f"weights of version ({self._version.attempt}, {self._version.step}) from {self._route.target.address}"
 
     def progress(self) -> str:
-        if self.tensors is None:
-            return f"awaited its manifest; last break: {self.last_break}"
-        missing = next((t.entry.name for t in self.tensors if t.missing), "none")
-        done_bytes = sum(t.arrived_bytes for t in self.tensors)
-        total_bytes = sum(len(t.buffer) for t in self.tensors)
+        if self._tensors is None:
+            return f"awaited its manifest; last break: {self._last_break}"
+        missing = next((t.entry.name for t in self._tensors if t.missing), "none")
+        done_bytes = sum(t.arrived_bytes for t in self._tensors)
+        total_bytes = sum(len(t.buffer) for t in self._tensors)
         return (
-            f"awaited tensor {missing}, {done_bytes} of {total_bytes} bytes have arrived; last break: {self.last_break}"
+            f"awaited tensor {missing}, {done_bytes} of {total_bytes} bytes have arrived; "
+            f"last break: {self._last_break}"
         )
 
+    def _mark(self) -> int:
+        """Changes when a byte comes to us, or to our source. A server's thread asks too."""
+        arrived_bytes = sum(t.arrived_bytes for t in self._tensors or ())
+        return arrived_bytes + self._deltas.arrived_bytes + (self._tensors is not None) + self._source_mark
 
-async def _watch(state: _Pull) -> None:
-    """Tell, again and again, that nothing comes."""
-    while True:
-        mark, target = state.mark(), state.route.target
-        await asyncio.sleep(STALLED_S)
-        if state.mark() == mark and state.route.target is target:
-            state.route.stalled(target)
+    async def _attempt(self) -> bool:
+        """Go on over new connections; False when one broke. The first error ends them all."""
+        try:
+            async with _opened(self._route, connect=self._connect, arrived=self._arrived) as streams:
+                await self._over(streams)
+        except SourceBrokenError as error:
+            self._last_break = str(error)
+            return False
+        except NotKeptError as error:
+            if self._route.target.peer:
+                self._last_break = f"gone: {error}"
+                return False  # it has not begun yet, or is further: the scheduler knows more
+            raise VersionGoneError(f"{self.named()}: gone: {error}") from None
+        except SourceRefusedError as error:
+            raise BadSourceError(f"{self.named()}: refused: {error}") from None
+        return True
+
+    async def _over(self, streams: "_Streams") -> None:
+        """Bring what is missing, some tensors at once."""
+        manifest = await self._manifest(streams.first)
+        self._deltas.leading(manifest)
+        if self._tensors is None:
+            self._tensors = self._described(manifest)
+        missing = deque(t for t in self._tensors if not t.verified)
+        cache, relay = self._nearby.cache, self._nearby.relay
+        if cache is not None and relay is None:  # who passes tensors on takes them in the order of all
+            cache.shuffle(missing)
+        await _all(*(self._bring(missing, streams) for _ in range(min(_STREAMS, len(missing)))))
+
+    async def _manifest(self, source: Source) -> pb.Manifest:
+        while True:
+            try:
+                return await source.manifest(self._version)
+            except SourceWaitingError as waiting:
+                self._source_mark = waiting.mark
+
+    def _described(self, manifest: pb.Manifest) -> list[FetchedTensor]:
+        """The tensors of the version: those that are held, and memory for the others."""
+        try:
+            check_manifest(manifest, version=self._version)
+        except ManifestError as error:
+            raise BadSourceError(f"{self.named()}: {error}") from None
+        held = [self._nearby.held[entry.name] for entry in manifest.tensors if self._is_held(entry)]
+        fresh = [entry for entry in manifest.tensors if not self._is_held(entry)]
+        try:
+            tensors = held + _with_memory(fresh)
+        except MemoryError as error:
+            raise WeightsError(f"{self.named()}: {error}") from None
+        if self._nearby.relay is not None:
+            self._nearby.relay.described(manifest)
+            for tensor in held:
+                self._nearby.relay.have(tensor.entry.hash, tensor.buffer)
+        if self._nearby.cache is not None:
+            self._nearby.cache.begin(manifest.tensors, wait_s=self._cache_s)
+        return tensors
+
+    def _is_held(self, entry: pb.TensorEntry) -> bool:
+        held = self._nearby.held.get(entry.name)
+        return held is not None and held.entry == entry
+
+    async def _bring(self, missing: deque[FetchedTensor], streams: "_Streams") -> None:
+        """One of those that take from the list until it is empty."""
+        while missing:
+            tensor = missing.popleft()
+            try:
+                await self._have(tensor, streams)
+            except SourceWaitingError as waiting:
+                self._source_mark = waiting.mark
+                missing.append(tensor)
+
+    async def _have(self, tensor: FetchedTensor, streams: "_Streams") -> None:
+        """From the first place that has it."""
+        cache, relay = self._nearby.cache, self._nearby.relay
+        data = None
+        if not tensor.arrived_bytes:
+            data = await cache.read(tensor.entry) if cache is not None else None
+            if data is None:
+                data = await self._by_deltas(tensor.entry, streams)
+        if data is not None:
+            tensor.have(data)
+        else:
+            await streams.fetch_all(tensor.missing)
+            await self._verify(tensor)
+        if relay is not None:
+            relay.have(tensor.entry.hash, tensor.buffer)
+        if cache is not None:
+            cache.write(tensor.entry, tensor.buffer)
+
+    async def _by_deltas(self, entry: pb.TensorEntry, streams: "_Streams") -> memoryview | None:
+        held = self._nearby.held.get(entry.name)
+        if held is None:
+            return None
+        return await self._deltas.read(entry, base=KeptTensor(held.buffer, held.entry), fetch=streams.fetch)
+
+    async def _verify(self, tensor: FetchedTensor) -> None:
+        try:
+            await tensor.verify()
+        except BadSourceError as error:
+            raise BadSourceError(f"{self.named()}: tensor {tensor.entry.name}: {error}") from None
 
 
-async def _attempts(state: _Pull) -> None:
-    task, backoff = asyncio.current_task(), Backoff()
-    assert task is not None
-    while not await _attempt(state):
-        if task.cancelling():  # a break came in its place
-            raise asyncio.CancelledError
-        await backoff.pause()
+def _with_memory(entries: list[pb.TensorEntry]) -> list[FetchedTensor]:
+    """Tensors that have not arrived, in one piece of memory. Raises MemoryError."""
+    places = [0]
+    for entry in entries:
+        places.append(places[-1] + -(-entry.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+    memory = reserved(places[-1])
+    return [
+        FetchedTensor(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
+        for begin, entry in zip(places, entries, strict=False)
+    ]
 
 
-async def _attempt(state: _Pull) -> bool:
-    """Go on over new connections; False when one broke. The first error ends them all."""
-    try:
-        async with aclosing(_Stream(state, target=state.route.target)) as first:
-            await _over(first, state)
-    except SourceBrokenError as error:
-        state.last_break = str(error)
-        return False
-    except NotKeptError as error:
-        if state.route.target.peer:
-            state.last_break = f"gone: {error}"
-            return False  # it has not begun yet, or is further: the scheduler knows more
-        raise VersionGoneError(f"{state.named()}: gone: {error}") from None
-    except SourceRefusedError as error:
-        raise BadSourceError(f"{state.named()}: refused: {error}") from None
-    return True
+class _Streams:
+    """The streams of one attempt, each for one call at a time; made by `_opened`."""
 
-
-class _UnopenedError(SourceBrokenError):
-    """There is no such stream: what it was to fetch is for the others."""
-
-
-class _Stream:
-    """One of an attempt's streams."""
-
-    def __init__(self, state: _Pull, *, target: pb.WeightsAvailable) -> None:
-        """`target`: of the attempt."""
-        self.state = state
-        self.target = target
-        self._source: Source | None = None
-
-    async def opened(self) -> Source:
-        """Opens it when it is first used: one that waits without a request is closed by the other side."""
-        if self._source is None:
-            self._source = await self.state.connect(self.target)
-            self.state.route.sources.add(self._source)
-        if self.target is not self.state.route.target:
-            raise SourceBrokenError("it is pulled from somewhere else now")
-        return self._source
+    def __init__(
+        self, first: Source, *, open_one: Callable[[], Awaitable[Source]], arrived: Callable[[int], None]
+    ) -> None:
+        """`first` stays open until the end: the version is not dropped between two tensors."""
+        self.first = first
+        self._open_one = open_one
+        self._arrived = arrived
+        self._free = asyncio.Queue[Source | None]()  # None: one that may be opened
+        for source in (first, *[None] * (_STREAMS - 1)):
+            self._free.put_nowait(source)
 
     async def fetch(self, piece: Piece) -> None:
-        """What has not arrived of it."""
+        """What has not arrived of it. Raises as `Source.fetch`."""
         if piece.begin == piece.end:
             return  # it arrived while another stream broke
+        source = await self._free_one()
         try:
-            source = await self.opened()
-        except SourceBrokenError as error:
-            raise _UnopenedError(str(error)) from None
-        await source.fetch(piece, arrived=partial(self.state.arrived, self.target))
+            await source.fetch(piece, arrived=self._arrived)
+        finally:
+            self._free.put_nowait(source)
 
-    async def aclose(self) -> None:
-        if self._source is not None:
-            self.state.route.sources.discard(self._source)
-            await self._source.close()
+    async def fetch_all(self, pieces: list[Piece]) -> None:
+        """What has not arrived of these; a piece goes from the list when it is whole. Raises as `Source.fetch`, of a source that waits at the end."""
+
+        async def one(piece: Piece) -> SourceWaitingError | None:
+            try:
+                await self.fetch(piece)
+            except SourceWaitingError as waiting:
+                return waiting
+            pieces.remove(piece)
+            return None
+
+        for waiting in await _all(*map(one, list(pieces))):
+            if waiting is not None:
+                raise waiting
+
+    async def _free_one(self) -> Source:
+        """Open one only when it is used: one that waits without a request is closed by the other side."""
+        while True:
+            source = await self._free.get()
+            if source is not None:
+                return source
+            try:
+                return await self._open_one()
+            except SourceBrokenError:
+                continue  # the others have its work
 
 
-async def _over(first: _Stream, state: _Pull) -> None:
-    """Fetch what is missing, by several streams at once."""
-    source = await first.opened()  # until the end: the version is not dropped between two tensors
-    while (manifest := await _manifest(source, state)) is None:
-        pass
-    state.leading_to = usable_deltas(manifest)
-    if state.tensors is None:
-        state.tensors = _arriving(manifest, state)
-        state.described(manifest)
-        if state.cache is not None:
-            state.cache.begin(manifest.tensors, wait_s=state.cache_s)
-    pending = _Pending(deque(t for t in state.tensors if not t.verified), deque())
-    if state.cache is not None and state.nearby.relay is None:  # who passes tensors on takes them in the order of all
-        state.cache.shuffle(pending.tensors)
-    work = [_work(first, pending=pending)]
-    work += [_another(first, pending=pending) for _ in range(1, min(_STREAMS, pending.most_streams))]
-    tasks = [asyncio.create_task(part, name=f"fetch-{number}") for number, part in enumerate(work)]
+@asynccontextmanager
+async def _opened(route: Route, *, connect: Connect, arrived: Arrived) -> AsyncIterator[_Streams]:
+    """Streams to where a version is pulled from now, closed at the end."""
+    target = route.target
+    opened: list[Source] = []
+
+    async def open_one() -> Source:
+        source = await connect(target)
+        opened.append(source)
+        route.sources.add(source)
+        if target is not route.target:
+            source.abort()
+        return source
+
     try:
-        await asyncio.gather(*tasks)
+        yield _Streams(await open_one(), open_one=open_one, arrived=partial(arrived, target))
+    finally:
+        for source in opened:
+            route.sources.discard(source)
+            await source.close()
+
+
+async def _all(*parts: Awaitable[_T]) -> list[_T]:
+    """Their results; the first error ends them all, and none of them goes on behind it."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.wait(tasks)
-    await _work(first, pending=pending)  # what a stream that could not be opened has left
-
-
-async def _manifest(source: Source, state: _Pull) -> pb.Manifest | None:
-    try:
-        return await source.manifest(state.version)
-    except SourceWaitingError as waiting:
-        state.source_mark = waiting.mark
-        return None
-
-
-def _arriving(manifest: pb.Manifest, state: _Pull) -> list[FetchedTensor]:
-    try:
-        check_manifest(manifest, version=state.version)
-    except ManifestError as error:
-        raise BadSourceError(f"{state.named()}: {error}") from None
-    fresh = [entry for entry in manifest.tensors if not _is_held(entry, state)]
-    places = [0]
-    for entry in fresh:
-        places.append(places[-1] + -(-entry.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-    try:
-        memory = reserved(places[-1])
-    except MemoryError as error:
-        raise WeightsError(f"{state.named()}: {error}") from None
-    fetched = [
-        FetchedTensor(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
-        for begin, entry in zip(places, fresh, strict=False)
-    ]
-    return fetched + [state.nearby.held[entry.name] for entry in manifest.tensors if _is_held(entry, state)]
-
-
-def _is_held(entry: pb.TensorEntry, state: _Pull) -> bool:
-    held = state.nearby.held.get(entry.name)
-    return held is not None and held.entry == entry
-
-
-@dataclass(slots=True)
-class _Pending:
-    """What the streams of an attempt take from."""
-
-    tensors: deque[FetchedTensor]
-    pieces: deque[tuple[FetchedTensor, Piece]]
-    """Of tensors that are nowhere nearby."""
-
-    @property
-    def most_streams(self) -> int:
-        return sum(max(1, len(tensor.missing)) for tensor in self.tensors)
-
-
-async def _another(first: _Stream, *, pending: _Pending) -> None:
-    async with aclosing(_Stream(first.state, target=first.target)) as stream:
-        with suppress(_UnopenedError):
-            await _work(stream, pending=pending)
-
-
-async def _work(stream: _Stream, *, pending: _Pending) -> None:
-    """One stream's part."""
-    while pending.pieces or pending.tensors:
-        if not pending.pieces:
-            await _look_nearby(stream, pending=pending)
-            continue
-        tensor, piece = pending.pieces.popleft()
-        try:
-            await stream.fetch(piece)
-        except SourceWaitingError as waiting:
-            stream.state.source_mark = waiting.mark
-            pending.pieces.append((tensor, piece))
-            continue
-        except _UnopenedError:
-            pending.pieces.append((tensor, piece))
-            raise
-        tensor.missing.remove(piece)
-        if not tensor.missing:
-            await _verify(stream.state, tensor=tensor)
-
-
-async def _look_nearby(stream: _Stream, *, pending: _Pending) -> None:
-    """Take the next tensor; it is had, or its pieces are pending."""
-    state, tensor = stream.state, pending.tensors.popleft()
-    cached = None if state.cache is None or tensor.arrived_bytes else await state.cache.read(tensor.entry)
-    if cached is not None:
-        tensor.have(cached)
-        state.passed_on(tensor)
-    elif not tensor.arrived_bytes and await _by_deltas(stream, tensor=tensor, pending=pending):
-        _kept(state, tensor=tensor)
-    elif tensor.missing:
-        pending.pieces.extend((tensor, piece) for piece in tensor.missing)
-    else:
-        await _verify(state, tensor=tensor)
-
-
-async def _verify(state: _Pull, *, tensor: FetchedTensor) -> None:
-    try:
-        await tensor.verify()
-    except BadSourceError as error:
-        raise BadSourceError(f"{state.named()}: tensor {tensor.entry.name}: {error}") from None
-    _kept(state, tensor=tensor)
-
-
-async def _by_deltas(stream: _Stream, *, tensor: FetchedTensor, pending: _Pending) -> bool:
-    """Whether the tensor was made of what is held."""
-    state = stream.state
-    held = None if tensor.entry.name in state.whole else state.nearby.held.get(tensor.entry.name)
-    deltas = way(tensor.entry, held=held.entry.hash, leading_to=state.leading_to) if held is not None else ()
-    if held is None or not deltas:
-        return False
-    from streamrl_workers.weights.delta import DeltaError  # numpy, where there are deltas
-
-    try:
-        parts = [await _delta(stream, delta=delta) for delta in deltas]
-        made = await asyncio.to_thread(follow, deltas, parts=parts, base=held.buffer)
-    except _UnopenedError:
-        pending.tensors.append(tensor)
-        raise
-    except (SourceRefusedError, DeltaError, RuntimeError, MemoryError) as error:  # no memory or thread for it either
-        if not state.whole:
-            reason = str(error) or type(error).__name__
-            _log.warning("%s: tensor %s: no delta: %s; it is fetched whole", state.named(), tensor.entry.name, reason)
-        state.whole.add(tensor.entry.name)
-        state.nearby.delta_failed()
-        return False
-    state.nearby.delta_used(tensor.entry.size_bytes - sum(delta.size_bytes for delta in deltas))
-    tensor.have(made)
-    return True
-
-
-async def _delta(stream: _Stream, *, delta: pb.TensorDelta) -> memoryview:
-    """Its bytes; what had arrived before a break is not asked for again."""
-    piece = stream.state.deltas.setdefault(
-        delta.hash, Piece(hash=delta.hash, buffer=reserved(delta.size_bytes), begin=0, end=delta.size_bytes)
-    )
-    async with stream.state.fetching[delta.hash]:
-        await stream.fetch(piece)
-    return piece.buffer
-
-
-def _kept(state: _Pull, *, tensor: FetchedTensor) -> None:
-    state.passed_on(tensor)
-    if state.cache is not None:
-        state.cache.write(tensor.entry, tensor.buffer)
+        if tasks:
+            await asyncio.wait(tasks)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.delta_chains import DeltaStore, KeptTensor
+from streamrl_workers.weights.deltas import DeltaStore, KeptTensor
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, entry_of, manifest_hash, tensor_bytes
 
 NEWEST_KEPT = 2

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.delta_chains import DeltaStore
+from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, entry_of, manifest_hash
 from streamrl_workers.weights.pull import BadSourceError, FetchedTensor, Nearby, Route, WeightsError, pull
 from streamrl_workers.weights.source import NotKeptError, Piece, SourceBrokenError, SourceRefusedError
@@ -196,7 +196,7 @@ async def test_what_cannot_be_made_of_a_delta_is_fetched_whole(error: Exception,
     def failing(*_: object, **__: object) -> memoryview:
         raise error
 
-    monkeypatch.setattr("streamrl_workers.weights.pull.follow", failing)
+    monkeypatch.setattr("streamrl_workers.weights.deltas.follow", failing)
     server = Server()
     server.publish(1)
     route = server.publish(2)

@@ -15,7 +15,7 @@ Invariants that every engine keeps:
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import GeneratorEngineSpec
@@ -59,8 +59,7 @@ class KvLoad:
     shares_prompts: bool = False  # samples of a group hold their prompt's once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
+class Delta(NamedTuple):
     """What one request gained in one step. Of a frozen model: no tokens, and a log-prob for each that its sample has."""
 
     lease: int  # of the request

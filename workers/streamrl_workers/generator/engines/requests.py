@@ -27,6 +27,7 @@ class ActiveSequence:
     prompt: tuple[int, ...]
     completion: list[int]  # prefix and observation included
     limit: int  # tokens of the completion at most, context included
+    stop: tuple[str, ...] = ()  # strings of the request, read once: they are asked for at each token
     context: int = 0  # of the completion's tokens, those before the turn under way
     observed: tuple[int, ...] = ()  # the end of the context, where this request brought it as text
     reported: bool = False  # its first delta is out
@@ -105,14 +106,13 @@ class Stopping:
         token = seq.completion[-1]
         if token in self._end_ids:
             return "stop"
-        stop = tuple(seq.request.sampling.stop)
-        if stop and self._may_complete(token, stop=stop) and self._completes(seq.turn, stop=stop):
+        if seq.stop and self._may_complete(token, stop=seq.stop) and self._completes(seq.turn, stop=seq.stop):
             return "stop"
         return "length" if len(seq.completion) >= seq.limit else None
 
     def text(self, seq: ActiveSequence) -> str:
         """The text of the completion (without its context), without special tokens, cut before the first stop string."""
-        stops, text = seq.request.sampling.stop, self._decode(seq.turn)
+        stops, text = seq.stop, self._decode(seq.turn)
         ends = [place for stop in stops if (place := text.find(stop)) >= 0]
         if stops and not ends:
             whole = self._decode(seq.turn, special=True)
@@ -191,6 +191,7 @@ class Requests:
             prompt=prompt,
             completion=[*unpack_int32(request.prefix_tokens), *observed],
             limit=min(context + request.sampling.max_tokens, room - len(prompt)),
+            stop=tuple(request.sampling.stop),
             context=context,
             observed=observed,
         )
@@ -204,19 +205,17 @@ class Requests:
 
     def extend(self, seq: ActiveSequence, *, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> Delta:
         """What new tokens mean for a sequence; those behind its end are dropped."""
-        taken = 0
-        for token, logprob in zip(tokens, logprobs, strict=True):
+        reason = None
+        for taken, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
             if not math.isfinite(logprob):
                 error = f"the model gave a log-prob of {logprob} under weights of version {version}"
                 return self.failed(seq, error, version=version)
             seq.completion.append(token)
-            taken += 1
             reason = self._stopping.reason(seq)
             if reason is not None:
+                tokens, logprobs = tokens[:taken], logprobs[:taken]
                 break
-        return self._delta(
-            seq, version=version, tokens=tuple(tokens[:taken]), logprobs=tuple(logprobs[:taken]), reason=reason
-        )
+        return self._delta(seq, version=version, tokens=tuple(tokens), logprobs=tuple(logprobs), reason=reason)
 
     def failed(self, seq: ActiveSequence, error: str, *, version: int) -> Delta:
         """The last delta of a request that cannot go on."""

@@ -15,7 +15,7 @@ Invariants:
 - A frame is sent whole or the link is lost: a beat never gets between the bytes of a frame.
 - One frame at a time is unread: calls and answers alternate.
 - No pickle: what is decoded can only be None, bool, int, float (with inf and nan), str; `array`; lists; dicts with string keys; the
-  dataclasses of `packing.py`. As JSON, arrays in base64 as they lie in memory: both ends run the same machine type and version.
+  dataclasses of `packing.py`. As JSON, and behind it the arrays as they lie in memory: both ends run the same machine type and version.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ import socket
 import struct
 import threading
 from array import array
-from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -42,6 +41,7 @@ LATE_S = 3 * BEAT_S
 
 _BEAT, _FRAME = b"\x00", b"\x01"
 _HEAD = struct.Struct("!BQ")  # kind of frame, bytes of data
+_TEXT_BYTES = struct.Struct("!Q")
 _MOST_FRAME_BYTES = 2**32
 """More is no frame of ours: a step's samples have some megabytes."""
 _READ_BYTES = 2**20
@@ -237,35 +237,41 @@ class MalformedValueError(ValueError):
 
 def encode(value: Payload) -> bytes:
     """The bytes of `value`; a TypeError for a value of another kind."""
-    return json.dumps(value, default=_described, separators=(",", ":")).encode()
+    arrays = bytearray()
+
+    def described(one: Any) -> dict[str, Any]:  # noqa: ANN401 - what JSON does not know
+        if isinstance(one, array):
+            begin = len(arrays)
+            arrays.extend(memoryview(one).cast("B"))
+            return {_KIND: "array", "typecode": one.typecode, "begin": begin, "end": len(arrays)}
+        name = type(one).__name__
+        if CLASSES.get(name) is not type(one):
+            raise TypeError(f"a {name} does not cross between ranks")
+        return {_KIND: name, **{field.name: getattr(one, field.name) for field in fields(one)}}
+
+    text = json.dumps(value, default=described, separators=(",", ":")).encode()
+    return b"".join((_TEXT_BYTES.pack(len(text)), text, arrays))
 
 
 def decode(data: bytes) -> Payload:
     """The value that `encode` was given. Raises MalformedValueError."""
     try:
-        return json.loads(data, object_hook=_restored)
-    except (ValueError, TypeError, KeyError) as error:
+        (size,) = _TEXT_BYTES.unpack_from(data)
+        text, arrays = data[_TEXT_BYTES.size : _TEXT_BYTES.size + size], memoryview(data)[_TEXT_BYTES.size + size :]
+
+        def restored(found: dict[str, Any]) -> Payload:
+            kind = found.pop(_KIND, None)
+            if kind is None:
+                return found
+            if kind != "array":
+                return CLASSES[kind](**found)
+            one = array(found["typecode"])
+            one.frombytes(arrays[found["begin"] : found["end"]])
+            return one
+
+        return json.loads(text, object_hook=restored)
+    except (ValueError, TypeError, KeyError, struct.error) as error:
         raise MalformedValueError(f"a message between ranks cannot be read: {error}") from error
-
-
-def _described(value: Any) -> dict[str, Any]:  # noqa: ANN401 - what JSON does not know
-    if isinstance(value, array):
-        return {_KIND: "array", "typecode": value.typecode, "data": b64encode(value.tobytes()).decode()}
-    name = type(value).__name__
-    if CLASSES.get(name) is not type(value):
-        raise TypeError(f"a {name} does not cross between ranks")
-    return {_KIND: name, **{field.name: getattr(value, field.name) for field in fields(value)}}
-
-
-def _restored(found: dict[str, Any]) -> Payload:
-    kind = found.pop(_KIND, None)
-    if kind is None:
-        return found
-    if kind != "array":
-        return CLASSES[kind](**found)
-    restored = array(found["typecode"])
-    restored.frombytes(b64decode(found["data"], validate=True))
-    return restored
 
 
 def describe_error(error: Exception) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import CacheConfig
@@ -56,9 +56,8 @@ _HANDLER_TURNS = 16
 """Turns of the loop in which vLLM's output handler, and then the requests' tasks, take what has come; they need three."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """What one request gained, under one version."""
+class Output(NamedTuple):
+    """What one request gained, under one version. One for each token, so cheap."""
 
     lease: int
     tokens: Sequence[int] = ()
@@ -133,6 +132,7 @@ class AsyncEngine:
         self._failed = failed
         self._adapted = adapted
         self._fault: str | None = None
+        self._gained: list[Output] = []  # in this turn of the loop
         self._outputs: list[Output] = []
         self._filled = threading.Condition()
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -345,28 +345,33 @@ class AsyncEngine:
                 trace_headers={"traceparent": submission.traceparent} if submission.traceparent else None,
             ):
                 completion = output.outputs[0]
-                logprobs = completion.logprobs.logprobs[-len(completion.token_ids) :] if completion.token_ids else []
-                spans = versions.of(completion, first=done)
-                for number, (start, end, version) in enumerate(spans, start=1):
+                tokens, count = completion.token_ids, len(completion.token_ids)
+                logprobs = completion.logprobs.logprobs[-count:] if count else []
+                *earlier, (start, _, version) = versions.of(completion, first=done)
+                for begin, end, old in earlier:
                     self._put(
-                        Output(
-                            lease=lease,
-                            tokens=completion.token_ids[start - done : end - done],
-                            logprobs=logprobs[start - done : end - done],
-                            version=version,
-                            ended=output.finished and number == len(spans),
-                        )
+                        Output(lease, tokens[begin - done : end - done], logprobs[begin - done : end - done], old)
                     )
-                done += len(completion.token_ids)
+                if earlier:
+                    tokens, logprobs = tokens[start - done :], logprobs[start - done :]
+                self._put(Output(lease, tokens, logprobs, version, output.finished))
+                done += count
         except EngineDeadError:
             self._fail("a process of vLLM has ended")
         except Exception as error:  # noqa: BLE001 - of this request alone
             self._put(Output(lease=lease, ended=True, error=_line(error)))
 
     def _put(self, output: Output) -> None:
+        """Give it out with all others of this turn: those that vLLM's handler has woken for one step run in one turn."""
+        if not self._gained:
+            self._loop.call_soon(self._give)
+        self._gained.append(output)
+
+    def _give(self) -> None:
         with self._filled:
-            self._outputs.append(output)
+            self._outputs += self._gained
             self._filled.notify_all()
+        self._gained = []
 
     async def _score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         most = self._llm.vllm_config.model_config.max_model_len - 1
@@ -429,19 +434,26 @@ class _Versions:
         self._processor = llm.output_processor
         self._request_id = request_id
         self._starts: list[tuple[str, int]] | None = None
+        self._newest = ("", -1)  # as vLLM names it, and its number
 
     def of(self, completion: Any, *, first: int) -> list[tuple[int, int, int]]:  # noqa: ANN401 - vLLM's CompletionOutput
         """(start, end, version) over the tokens `first` … of this output; one empty span where there are none."""
         end = first + len(completion.token_ids)
         if completion.weight_versions is not None:
-            spans = [(span.start, span.end, int(span.version)) for span in completion.weight_versions]
+            starts = [(span.version, span.start) for span in completion.weight_versions]
         else:
             starts = self._live_starts()
-            ends = [start for _, start in starts[1:]] + [end]
-            spans = [(start, stop, int(version)) for (version, start), stop in zip(starts, ends, strict=True)]
-        if first == end:
-            return [(first, end, spans[-1][2] if spans else -1)]
-        return [(max(start, first), min(stop, end), version) for start, stop, version in spans if stop > first]
+        if starts and starts[-1][1] <= first:  # as nearly always: all by the newest
+            return [(first, end, self._number(starts[-1][0]))]
+        ends = [start for _, start in starts[1:]] + [end]
+        spans = [(start, stop, int(version)) for (version, start), stop in zip(starts, ends, strict=True)]
+        found = [(max(start, first), stop, version) for start, stop, version in spans if stop > first]
+        return found or [(first, end, -1)]
+
+    def _number(self, version: str) -> int:
+        if version != self._newest[0]:
+            self._newest = (version, int(version))
+        return self._newest[1]
 
     def _live_starts(self) -> list[tuple[str, int]]:
         if self._starts is None:

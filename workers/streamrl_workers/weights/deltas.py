@@ -3,23 +3,27 @@
     version        5 ──────▶ 6 ──────▶ 7        a manifest of 7 names the deltas of both steps
     held by        a puller that has 5 takes two for each tensor, one that has 6 takes one, one that has nothing takes the tensors
 
-Owns the bytes of the newest deltas, and their bound. Does not own what is in a delta (`delta.py`), the tensors, or what travels (`pull.py`).
+Owns the bytes of the newest deltas, their bound, and making a tensor of one that is held. Does not own what is in a delta (`delta.py`), the
+tensors, or how bytes travel (`pull.py`).
 
 Invariants:
 - The deltas have at most `_MOST_SHARE` of the bytes of a version, and are of at most `_MOST_STEPS` steps; the oldest go first.
 - A way is shorter than the tensor, whatever a manifest says.
 """
 
+import asyncio
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.hashing import bytes_hash
+from streamrl_workers.weights.hashing import bytes_hash, reserved
+from streamrl_workers.weights.manifest import usable_deltas
+from streamrl_workers.weights.source import Piece, SourceRefusedError
 
 _MOST_SHARE = 0.75
 """Of a version: as much as one step can have. Where few bytes change that is many steps; a puller that is further behind takes whole tensors."""
@@ -109,6 +113,70 @@ def _width(entry: pb.TensorEntry) -> int:
 
 def _size_bytes(step: _Step) -> int:
     return sum(entry.size_bytes for entry, _ in step.values())
+
+
+Fetch = Callable[[Piece], Awaitable[None]]
+"""Brings what has not arrived of a content; a piece of all of it."""
+
+
+class DeltaChains:
+    """Tensors made of those that are held, for one pull: over all its connections."""
+
+    def __init__(self, *, used: Callable[[int], None], failed: Callable[[], None]) -> None:
+        """`used` is told of bytes that were not fetched, `failed` that a tensor is fetched all the same."""
+        self._used = used
+        self._failed = failed
+        self._leading_to: dict[bytes, pb.TensorDelta] = {}
+        self._arriving: dict[bytes, Piece] = {}  # or there, by hash of the delta
+        self._fetching: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)  # names may share a delta
+        self._useless: set[str] = set()  # tensors whose deltas could not be used: they are not tried again
+
+    @property
+    def arrived_bytes(self) -> int:
+        """Of deltas. May be asked by any thread."""
+        return sum(piece.begin for piece in list(self._arriving.values()))
+
+    def leading(self, manifest: pb.Manifest) -> None:
+        """What the source of the moment offers."""
+        self._leading_to = usable_deltas(manifest)
+
+    async def read(self, wanted: pb.TensorEntry, *, base: KeptTensor, fetch: Fetch) -> memoryview | None:
+        """The verified bytes of a tensor, made of `base`; None: there is no way, or what was fetched is none.
+
+        Raises what `fetch` raises of a connection that broke, or of a source that waits.
+        """
+        deltas = way(wanted, held=base.entry.hash, leading_to=self._leading_to)
+        if not deltas or wanted.name in self._useless:
+            return None
+        from streamrl_workers.weights.delta import DeltaError  # numpy, where there are deltas
+
+        try:
+            parts = [await self._fetched(delta, fetch=fetch) for delta in deltas]
+            made = await asyncio.to_thread(follow, deltas, parts=parts, base=base.data)
+        except (
+            SourceRefusedError,
+            DeltaError,
+            RuntimeError,
+            MemoryError,
+        ) as error:  # no memory or thread for it either
+            if not self._useless:
+                reason = str(error) or type(error).__name__
+                _log.warning("no delta for tensor %s: %s; it is fetched whole", wanted.name, reason)
+            self._useless.add(wanted.name)
+            self._failed()
+            return None
+        self._used(wanted.size_bytes - sum(delta.size_bytes for delta in deltas))
+        return made
+
+    async def _fetched(self, delta: pb.TensorDelta, *, fetch: Fetch) -> memoryview:
+        """Its bytes; what had arrived before a break is not asked for again."""
+        async with self._fetching[delta.hash]:
+            piece = self._arriving.get(delta.hash)
+            if piece is None:
+                buffer = reserved(delta.size_bytes)
+                piece = self._arriving[delta.hash] = Piece(hash=delta.hash, buffer=buffer, begin=0, end=len(buffer))
+            await fetch(piece)
+        return piece.buffer
 
 
 def way(wanted: pb.TensorEntry, *, held: bytes, leading_to: Mapping[bytes, pb.TensorDelta]) -> Sequence[pb.TensorDelta]:

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.delta_chains import DeltaStore, way
+from streamrl_workers.weights.deltas import DeltaStore, way
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.store import WeightStore
 
