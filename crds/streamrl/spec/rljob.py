@@ -10,7 +10,8 @@ from streamrl.spec.algorithm import KL_ALGORITHMS, AlgorithmSpec
 from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by, repeated
 from streamrl.spec.generators import GeneratorEngine, GeneratorPool, PoolName
 from streamrl.spec.model import Model
-from streamrl.spec.pod import ServiceAccount
+from streamrl.spec.pod import CommonMetadata, ServiceAccount
+from streamrl.spec.references import OWN_OBJECTS_RULE
 from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.storage import Storage
 from streamrl.spec.task import AgentPool, Task
@@ -238,6 +239,9 @@ class RLJobSpec(SpecModel):
     )
     storage: Storage = Field(default_factory=Storage, description="What is written to disk.")
     trackers: Trackers = Field(default_factory=Trackers, description="Experiment trackers; none is on by itself.")
+    common_metadata: CommonMetadata | None = Field(
+        default=None, description="On Kubernetes: labels and annotations of the job's objects; absent = none."
+    )
     service_account: ServiceAccount = Field(
         default=ServiceAccount(), description="On Kubernetes: the account of all pods."
     )
@@ -431,6 +435,7 @@ class RLJob(SpecModel):
                 "",
             ),
         ),
+        OWN_OBJECTS_RULE,
     )
 
 
