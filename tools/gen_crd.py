@@ -240,7 +240,12 @@ _TYPES = {
     "str": {"type": "string", "maxLength": 253},
     "bool": {"type": "boolean"},
     "int": {"type": "integer", "minimum": 0},
-    "List[str]": {"type": "array", "items": {"type": "string", "maxLength": 1024}, "maxItems": 64},
+    "List[str]": {
+        "type": "array",
+        "items": {"type": "string", "maxLength": 1024},
+        "maxItems": 64,
+        "x-kubernetes-list-type": "atomic",
+    },
 }
 _MAPPING = {"type": "object", "maxProperties": 32, "x-kubernetes-preserve-unknown-fields": True}
 _OF_PODS = (

@@ -299,7 +299,6 @@ DEFAULTS_NAME = "default"
 """Of the one object of a namespace."""
 Image = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 Enforceable = Literal[
-    PodField,
     "image",
     "imagePullPolicy",
     "imagePullSecrets",
@@ -315,6 +314,7 @@ Enforceable = Literal[
     "initContainers",
     "containers",
     "storageClassName",
+    PodField,
 ]
 
 

@@ -8,7 +8,10 @@ from streamrl.spec.base import FieldRule, minimal
 
 
 def references(piece: object, *, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (kind, name) of every Secret and claim that a piece of a pod names."""
+    """Yield (kind, name) of every Secret and claim that a piece of a pod names.
+
+    CSI drivers read the keys of their attributes in any case, some with dashes: `secretname`, `secret-name`.
+    """
     if isinstance(piece, Mapping):
         if key.lower().endswith(("secret", "secretref", "secretkeyref")) and isinstance(piece.get("name"), str):
             yield "Secret", piece["name"]
@@ -19,7 +22,7 @@ def references(piece: object, *, key: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(piece, list | tuple):
         for value in piece:
             yield from references(value, key=key)
-    elif isinstance(piece, str) and key in ("secretName", "imagePullSecrets"):
+    elif isinstance(piece, str) and key.lower().replace("-", "").endswith(("secretname", "pullsecrets")):
         yield "Secret", piece
     elif isinstance(piece, str) and key in ("claimName", "resourceClaimName"):
         yield "claim", piece
