@@ -37,23 +37,27 @@ def _own(job: Any) -> str:  # noqa: ANN401 - an RLJob, whose module has this rul
     return next((f"{each} in the pod of {of}" for each, of in found if each in own or each.startswith(leaves)), "")
 
 
-def _named(pod: str) -> str:
-    """Write in CEL that no typed piece of the pod names one: an API server does not see into the others."""
+def _apart(pod: str) -> str:
+    """Write in CEL that no typed piece of the pod names `own`: an API server does not see into the others."""
     places = {
         "volumes.filter(e, has(e.secret))": "secret.secretName",
         "volumes.filter(e, has(e.persistentVolumeClaim))": "persistentVolumeClaim.claimName",
         "env.filter(e, has(e.valueFrom) && has(e.valueFrom.secretKeyRef))": "valueFrom.secretKeyRef.name",
         "envFrom.filter(e, has(e.secretRef))": "secretRef.name",
     }
-    found = " + ".join(f"{pod}.{items}.map(e, e.{name})" for items, name in places.items())
-    own = ", ".join(f"self.metadata.name + '{suffix}'" for suffix in (names.ca_secret(""), names.journal_claim("")))
-    return f"({found}).all(n, !(n in [{own}] || n.startsWith(self.metadata.name + '{names.tls_secret('', '')}')))"
+    return " && ".join(f"!{pod}.{items}.exists(e, e.{name} == own)" for items, name in places.items())
 
+
+_ROLES = ("scheduler", "trainer", "generator", names.AGENTS)
+_OWN = [names.ca_secret(""), names.journal_claim(""), *(names.tls_secret("", role) for role in _ROLES)]
+"""Ends of names that an API server looks for: whole, since a name has no bound for it, and each use costs."""
+_AGENTS = "self.spec.task.agent.pool"
 
 OWN_OBJECTS_RULE = FieldRule(
     "pods must not name the job's own Secrets and journal (<job>-ca, <job>-tls-..., <job>-journal): "
     "they are for StreamRL's containers; use others",
-    f"{_named('self.spec.trainer.pod')} && self.spec.generators.all(g, {_named('g.pod')}) && "
-    f"(!has(self.spec.task.agent) || !has(self.spec.task.agent.pool) || {_named('self.spec.task.agent.pool.pod')})",
+    f"{_OWN}.map(s, self.metadata.name + s).all(own, {_apart('self.spec.trainer.pod')} && "
+    f"self.spec.generators.all(g, {_apart('g.pod')}) && "
+    f"(!has(self.spec.task.agent) || !has({_AGENTS}) || {_apart(f'{_AGENTS}.pod')}))",
     _own,
 )
