@@ -6,10 +6,12 @@ exclusive bounds as flags, list types (a list's description speaks for its items
 
 import copy
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kubernetes.client import models
 from pydantic import BaseModel
 from ruamel.yaml import YAML
 
@@ -125,12 +127,15 @@ def kinds() -> tuple[Kind, ...]:
 
 
 def _described_once(spec: Schema) -> Schema:
-    """The job's, in which what the tasks of a mixture have in common with `task` is described there alone: it is 4 KB."""
+    """Return the job's without texts that stand at another place: of a mixture's tasks in `task`, 4 KB, of what is in pods in `trainer.pod`, 12 KB."""
     whole = copy.deepcopy(spec)
     fields = whole["properties"]["task"]["properties"]
     for name, field in fields["mixture"]["items"]["properties"].items():
         if name in fields:
             _silence(field.get("items", field))
+    _silence(fields["agent"]["properties"]["pool"]["properties"]["pod"])
+    for field in whole["properties"]["generators"]["items"]["properties"]["pod"]["properties"].values():
+        _silence(field.get("items", field))
     return whole
 
 
@@ -224,10 +229,45 @@ def structural(schema: Schema) -> Schema:
         node.setdefault("x-kubernetes-list-type", "atomic")
         node["items"] = structural({key: item for key, item in node["items"].items() if key != "description"})
     if "properties" in node:
-        node["properties"] = {name: structural(field) for name, field in node["properties"].items()}
+        refused = dict(_refused(schema.get(REFUSED_KEY, {})))
+        node["properties"] = {name: structural(field) for name, field in node["properties"].items()} | refused
     if "default" in node:
         node["default"] = copy.deepcopy(filled(node["default"], node))  # shared parts would become YAML aliases
     return _ordered(node)
+
+
+_TYPES = {
+    "str": {"type": "string", "maxLength": 253},
+    "bool": {"type": "boolean"},
+    "int": {"type": "integer", "minimum": 0},
+    "List[str]": {
+        "type": "array",
+        "items": {"type": "string", "maxLength": 1024},
+        "maxItems": 64,
+        "x-kubernetes-list-type": "atomic",
+    },
+}
+_MAPPING = {"type": "object", "maxProperties": 32, "x-kubernetes-preserve-unknown-fields": True}
+_OF_PODS = (
+    *(models.V1PodSpec, models.V1Container, models.V1Volume),
+    *(models.V1SecurityContext, models.V1PodSecurityContext, models.V1Capabilities, models.V1HTTPGetAction),
+)
+
+
+def _refused(reasons: Mapping[str, str]) -> Iterator[tuple[str, Schema]]:
+    """Yield each field of a Pod that is refused as one that breaks a rule: an unknown field is dropped, or told without the reason."""
+    for name, why in reasons.items():
+        found = [kinds[key] for kinds, key in _named(name)]
+        if found:
+            kind = copy.deepcopy(_TYPES.get(found[0], _MAPPING))
+            rules = [{"rule": "false", "message": f"is refused: {why}"}]
+            yield name, {**kind, "x-kubernetes-validations": rules}
+
+
+def _named(name: str) -> Iterator[tuple[Mapping[str, str], str]]:
+    """Yield types of fields of core/v1, and by what a field called `name` is found in them."""
+    for model in _OF_PODS:
+        yield from ((model.openapi_types, key) for key, alias in model.attribute_map.items() if alias == name)
 
 
 def filled(value: Any, node: Schema) -> Any:  # noqa: ANN401 - plain data

@@ -16,6 +16,7 @@ When = Literal["Always", "WhileSuspended"]
 
 CHANGES: Mapping[str, When] = {
     "suspend": "Always",
+    "commonMetadata": "Always",
     "failurePolicy": "Always",
     "maxCost": "Always",
     "activeDeadlineSeconds": "Always",

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamrl import names
+from streamrl import API_GROUP, names
 from streamrl_operator.events import Refusal
 from streamrl_operator.kube.answers import NotFoundError, RequestRefusedError
 from streamrl_operator.kube.cache import Key
@@ -108,8 +108,10 @@ async def _apply_replicas(
     pool, manager = obj["spec"]["poolName"], names.REPLICAS_MANAGER
     if pool not in requested:
         return
+    labels = {name: value for name, value in obj["metadata"]["labels"].items() if name.startswith(f"{API_GROUP}/")}
     metadata = {name: value for name, value in obj["metadata"].items() if name != "annotations"}
-    born = {**obj, "metadata": metadata, "spec": obj["spec"] | {"replicas": requested[pool]}}
+    # Without the job's labels: of two managers that set one, the other keeps it when it is no longer listed.
+    born = {**obj, "metadata": metadata | {"labels": labels}, "spec": obj["spec"] | {"replicas": requested[pool]}}
     found = await cluster.find_or_make(born, owner_uid=owner.uid, manager=manager)
     if _is_unfinished(found):
         if differs(born, found):

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from streamrl import API_GROUP, names
+from streamrl.spec.base import minimal
 from streamrl_operator.planning.certificates import (
     ROLES,
     Action,
@@ -35,7 +36,8 @@ from streamrl_operator.planning.certificates import (
     roles_of,
 )
 from streamrl_operator.planning.members import clusters_of
-from streamrl_operator.planning.objects.shared import JobPlan
+from streamrl_operator.planning.objects.job_file import canonical
+from streamrl_operator.planning.objects.shared import JobPlan, annotated
 
 _SKEW_S = 300.0
 """Clocks of other machines may be behind by so much; at most a tenth of the life."""
@@ -205,6 +207,8 @@ def _key(pem: bytes) -> ec.EllipticCurvePrivateKey:
 
 ANNOTATION_WRITTEN = f"{API_GROUP}/written-at"
 """When we last wrote the Secret; the steps of a CA's change are counted from it."""
+ANNOTATION_COMMON = f"{API_GROUP}/common-metadata"
+"""What the Secret has of the job's `commonMetadata`, as JSON."""
 _CA_KEYS: Mapping[Signer, tuple[str, str]] = {"present": ("ca.crt", "ca.key"), "next": ("next.crt", "next.key")}
 _TRUST, _CERTIFICATE, _KEY = "ca.crt", "tls.crt", "tls.key"
 
@@ -340,9 +344,14 @@ def _encoded(data: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _secret(plan: JobPlan, name: str, *, kind: str, data: Mapping[str, str], written: str | None) -> dict[str, Any]:
-    annotations = {} if written is None else {ANNOTATION_WRITTEN: written}
     made = plan.object("v1", "Secret", name, type=kind, data=dict(data))
-    return made | {"metadata": made["metadata"] | {"annotations": annotations}}
+    return annotated(made, {**_common(plan), **({} if written is None else {ANNOTATION_WRITTEN: written})})
+
+
+def _common(plan: JobPlan) -> dict[str, str]:
+    """Return the annotation with the labels and annotations that the job lists, by which one that is no longer listed is noticed."""
+    common = plan.job.spec.common_metadata
+    return {} if common is None else {ANNOTATION_COMMON: canonical(minimal(common))}
 
 
 def _remade(plan: JobPlan, secret: Secret) -> dict[str, Any]:
@@ -355,7 +364,11 @@ def _remade(plan: JobPlan, secret: Secret) -> dict[str, Any]:
 def _is_astray(plan: JobPlan, secret: Secret) -> bool:
     metadata, wanted = secret["metadata"], plan.metadata(secret["metadata"]["name"])
     has_labels = wanted["labels"].items() <= (metadata.get("labels") or {}).items()
-    return not has_labels or wanted["ownerReferences"] != metadata.get("ownerReferences")
+    there = metadata.get("annotations") or {}
+    has_annotations = wanted.get("annotations", {}).items() <= there.items()
+    is_common = there.get(ANNOTATION_COMMON) == _common(plan).get(ANNOTATION_COMMON)
+    in_order = has_labels and has_annotations and is_common
+    return not in_order or wanted["ownerReferences"] != metadata.get("ownerReferences")
 
 
 def _holder(plan: JobPlan, role: str) -> Holder:

@@ -46,6 +46,7 @@ WITHOUT_REGISTRY = {
     "EnvFrom",
     "EnvSource",
     "FrozenModel",
+    "LifecycleHandler",
     "Model",
     "ResourceClaim",
     "Speculation",

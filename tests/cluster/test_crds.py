@@ -23,6 +23,7 @@ OTHER_VERDICT = {
 }
 """Bad files that are not refused by the API server, and why that is by their nature."""
 NOT_READ = "the API server cannot read it as an object, and says so without a field"
+WHOLE_OBJECT = "it says it of the whole object, which has no name there"
 FIRST_UNKNOWN = "unknown fields are told before, and instead of, what is wrong with others"
 OTHER_WORDS = {
     "api-version.yaml": "the version is in the request's path: for this one there is no RLJob",
@@ -30,7 +31,9 @@ OTHER_WORDS = {
     "list.yaml": NOT_READ,
     "tab-indent.yaml": NOT_READ,
     "text.yaml": NOT_READ,
-    "pool-name-long-with-job.yaml": "it says it of the whole object, which has no name there",
+    "pool-name-long-with-job.yaml": WHOLE_OBJECT,
+    "pod-own-journal.yaml": WHOLE_OBJECT,
+    "pod-own-secret.yaml": WHOLE_OBJECT,
     "name-number.yaml": "it says ObjectMeta.name",
     "tag.yaml": "it ignores the tag, reads a list and says so of spec.model; we give the line alone",
     "field-misspelt.yaml": FIRST_UNKNOWN,

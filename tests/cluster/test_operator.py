@@ -99,6 +99,30 @@ def test_makes_what_a_job_needs(lab: Lab, operator: Operator) -> None:
     assert f"{JOB}-scheduler.{lab.namespace}.svc" in found.get_values_for_type(x509.DNSName)
 
 
+def test_labels_and_annotations_that_the_job_lists_are_on_each_object(lab: Lab, operator: Operator) -> None:
+    """They come, change and go with the list; the pods are not made again."""
+    common = {"labels": {"cost": "a", "gone": "x"}, "annotations": {"example.com/owner": "team"}}
+    start(lab, operator, commonMetadata=common)
+    before = {each["metadata"]["uid"] for each in lab.list("pods")}
+
+    def metadata() -> list[dict[str, Any]]:
+        return [lab.must(plural, name)["metadata"] for plural, made in MADE.items() for name in made]
+
+    assert {each["labels"]["cost"] for each in metadata()} == {"a"}
+    assert {each["annotations"]["example.com/owner"] for each in metadata()} == {"team"}
+    lab.patch("rljobs", JOB, {"spec": {"commonMetadata": {"labels": {"cost": "b", "gone": None}, "annotations": None}}})
+    lab.wait(
+        lambda: all(
+            (each["labels"].get("cost"), "gone" in each["labels"], "example.com/owner" in each["annotations"])
+            == ("b", False, False)
+            for each in metadata()
+        ),
+        "the new labels alone",
+        operator,
+    )
+    assert {each["metadata"]["uid"] for each in lab.list("pods")} == before
+
+
 def test_at_rest_it_only_watches(lab: Lab, operator: Operator, own_control_plane: ControlPlane) -> None:
     start(lab, operator)
     before, versions = writes(own_control_plane, lab.namespace), lab.versions(JOB)

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 from streamrl import names
 from streamrl.spec.base import NAME_PATTERN, FieldRule, OneOf, Piece, SpecModel, map_by
+from streamrl.spec.core_v1 import IdNumber
 from streamrl.spec.volumes import ObjectName, Quantity, Word
 
 OWN_PREFIX = "STREAMRL_"
@@ -110,9 +111,6 @@ class EnvFrom(OneOf):
     )
 
 
-UserNumber = Annotated[int, Field(ge=1, le=2**31 - 1)]
-
-
 class Capabilities(SpecModel):
     """Linux capabilities."""
 
@@ -126,8 +124,8 @@ class Capabilities(SpecModel):
 class ContainerSecurity(SpecModel):
     """What Pod Security "restricted" lets an added container choose; the rest is put over it."""
 
-    run_as_user: UserNumber | None = Field(default=None, description="Absent = 10001.")
-    run_as_group: UserNumber | None = Field(default=None, description="Absent = 10001.")
+    run_as_user: IdNumber | None = Field(default=None, description="Absent = the pod's.")
+    run_as_group: IdNumber | None = Field(default=None, description="Absent = the pod's.")
     read_only_root_filesystem: bool | None = Field(default=None, description="As in a Pod.")
     run_as_non_root: bool | None = Field(default=None, description="True.")
     privileged: bool | None = Field(default=None, description="False.")

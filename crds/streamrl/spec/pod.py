@@ -8,16 +8,15 @@ Owns shape and bounds, also of what administrators let jobs inherit (`RLJobDefau
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, JsonValue, StringConstraints
+from pydantic import Field, StringConstraints
 
 from streamrl import API_GROUP
-from streamrl.names import LABEL_QUEUE
-from streamrl.spec.base import FieldRule, OneOf, Piece, SpecModel, map_by
+from streamrl.names import LABEL_INSTANCE, LABEL_MANAGED_BY, LABEL_NAME, LABEL_QUEUE
+from streamrl.spec.base import FieldRule, OneOf, SpecModel, map_by
 from streamrl.spec.containers import EnvFrom, EnvVar, ExtraContainer, MainResources, Resources
-from streamrl.spec.volumes import ObjectName, Volume, VolumeMount, WeightCacheSpec, Word
+from streamrl.spec.core_v1 import Lifecycle, PodField, PodFields, PodSecurityContext
+from streamrl.spec.volumes import LabelValue, ObjectName, Volume, VolumeMount, WeightCacheSpec, Word
 
-LABEL_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
-LabelValue = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
 Text = Annotated[str, StringConstraints(max_length=4096)]
 
 OTHER_NETWORKS = ("k8s.v1.cni.cncf.io/", "v1.multus-cni.io/", "networking.gke.io/")
@@ -65,6 +64,34 @@ METADATA_RULES = (
 """What labels and annotations must not loosen: the one list. Keys that webhooks read are no part of it, since Pod Security checks what those make."""
 
 
+class CommonMetadata(SpecModel):
+    """Labels and annotations of all that the operator makes for the job; pods have pod.labels and pod.annotations."""
+
+    labels: dict[str, LabelValue] = Field(default_factory=dict, max_length=32, description="Labels.")
+    annotations: dict[str, Text] = Field(
+        default_factory=dict, max_length=32, description="Annotations; in member clusters there are none."
+    )
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        *METADATA_RULES,
+        _without_keys(
+            ("labels", "annotations"),
+            (
+                *(LABEL_INSTANCE, LABEL_MANAGED_BY, LABEL_NAME),
+                *(
+                    "argocd.argoproj.io/",
+                    "helm.sh/",
+                    "meta.helm.sh/",
+                    "kubectl.kubernetes.io/",
+                    "applyset.kubernetes.io/",
+                ),
+                *("kustomize.toolkit.fluxcd.io/", "helm.toolkit.fluxcd.io/", "config.k8s.io/", "kapp.k14s.io/"),
+            ),
+            "by those tools delete what is not in their files, such as a claim that outlives the job; leave them out",
+        ),
+    )
+
+
 class ServiceAccount(SpecModel):
     """The account of all pods of the job; the operator makes it and binds no right to it."""
 
@@ -88,18 +115,7 @@ class ResourceClaim(OneOf):
     )
 
 
-class Toleration(SpecModel):
-    """A taint that does not keep the pod away."""
-
-    key: str | None = Field(default=None, max_length=317, description="The taint's key; absent = all.")
-    operator: Literal["Exists", "Equal"] = Field(default="Equal", description="Exists or Equal.")
-    value: str | None = Field(default=None, max_length=63, description="The taint's value.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="The taint's effect; absent = all."
-    )
-    toleration_seconds: int | None = Field(
-        default=None, ge=0, le=31_536_000, description="For NoExecute: so long; absent = for ever."
-    )
+PRIVILEGED = "a pod must not rule its node; for devices use resources or resourceClaims"
 
 
 class AddedCapabilities(SpecModel):
@@ -112,13 +128,20 @@ class AddedCapabilities(SpecModel):
     )
 
 
-class MainSecurity(SpecModel):
-    """What may be asked for beside Pod Security "restricted"."""
+class MainSecurity(PodSecurityContext):
+    """What may be chosen within Pod Security "restricted", and asked for beside it."""
 
     capabilities: AddedCapabilities = Field(default=AddedCapabilities(), description="IPC_LOCK.")
 
+    refused: ClassVar[Mapping[str, str]] = {
+        "privileged": PRIVILEGED,
+        **dict.fromkeys(
+            ("runAsNonRoot", "seccompProfile"), "the operator sets that of Pod Security 'restricted' for all pods"
+        ),
+    }
 
-class Pod(SpecModel):
+
+class Pod(PodFields):
     """Changes to the pods that the operator makes; not used by a local run."""
 
     image: str | None = Field(
@@ -135,21 +158,6 @@ class Pod(SpecModel):
     )
     labels: dict[str, LabelValue] = Field(default_factory=dict, max_length=32, description="More labels.")
     annotations: dict[str, Text] = Field(default_factory=dict, max_length=32, description="More annotations.")
-    node_selector: dict[str, LabelValue] = Field(
-        default_factory=dict, max_length=32, description="Labels that a node must have."
-    )
-    tolerations: tuple[Toleration, ...] = Field(
-        default=(), max_length=16, description="Taints that do not keep the pods away."
-    )
-    affinity: dict[str, JsonValue] = Field(
-        default_factory=dict,
-        max_length=3,
-        description="nodeAffinity, podAffinity, podAntiAffinity as in a Pod.",
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
-    )
-    topology_spread_constraints: tuple[Piece, ...] = Field(
-        default=(), max_length=8, description="As in a Pod; labelSelector absent = these pods."
-    )
     resources: MainResources = Field(default=MainResources(), description="Of the main container.")
     resource_claims: tuple[ResourceClaim, ...] = Field(
         default=(), max_length=8, description="Devices (DRA) of the pod.", json_schema_extra=map_by("name")
@@ -176,12 +184,10 @@ class Pod(SpecModel):
         default=False,
         description="Their node's network, for RDMA; only in namespaces where the administrator allows it.",
     )
+    lifecycle: Lifecycle | None = Field(default=None, description="Hooks of the main container.")
     security_context: MainSecurity = Field(
         default=MainSecurity(), description="The operator sets that of Pod Security 'restricted'; this is added."
     )
-    priority_class_name: ObjectName | None = Field(default=None, description="Priority class of the pods.")
-    runtime_class_name: ObjectName | None = Field(default=None, description="Runtime class of the pods.")
-    scheduler_name: ObjectName | None = Field(default=None, description="Who places the pods; absent = the cluster's.")
     termination_grace_period_seconds: int | None = Field(
         default=None, ge=10, le=86_400, description="Between SIGTERM and SIGKILL; absent = the operator's."
     )
@@ -201,9 +207,9 @@ class Pod(SpecModel):
         return bool(self.security_context.capabilities.add)
 
     refused: ClassVar[Mapping[str, str]] = {
+        "privileged": PRIVILEGED,
         "hostPID": "a pod must not see its node's processes; what needs that runs beside StreamRL, in pods of its own",
         "hostIPC": "a pod must not share its node's memory; use an emptyDir of medium Memory at /dev/shm",
-        "privileged": "a pod must not rule its node; for devices use resources or resourceClaims",
         **dict.fromkeys(("serviceAccountName", "serviceAccount"), "all pods have the job's; use spec.serviceAccount"),
         "automountServiceAccountToken": "no pod speaks to the API; for a token use a projected volume",
         **dict.fromkeys(("command", "args"), "what runs is the operator's; use image for another one"),
@@ -273,23 +279,17 @@ Enforceable = Literal[
     "imagePullSecrets",
     "labels",
     "annotations",
-    "nodeSelector",
-    "tolerations",
-    "affinity",
-    "topologySpreadConstraints",
     "resources",
     "resourceClaims",
     "env",
     "envFrom",
     "volumes",
     "volumeMounts",
-    "priorityClassName",
-    "runtimeClassName",
-    "schedulerName",
     "terminationGracePeriodSeconds",
     "initContainers",
     "containers",
     "storageClassName",
+    PodField,
 ]
 
 

@@ -10,7 +10,8 @@ from streamrl.spec.algorithm import KL_ALGORITHMS, AlgorithmSpec
 from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by
 from streamrl.spec.generators import GeneratorEngine, GeneratorPool, PoolName
 from streamrl.spec.model import Model
-from streamrl.spec.pod import ServiceAccount
+from streamrl.spec.pod import CommonMetadata, ServiceAccount
+from streamrl.spec.references import OWN_OBJECTS_RULE
 from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.storage import Storage
 from streamrl.spec.task import AgentPool, Task
@@ -194,6 +195,9 @@ class RLJobSpec(SpecModel):
     )
     storage: Storage = Field(default_factory=Storage, description="What is written to disk.")
     trackers: Trackers = Field(default_factory=Trackers, description="Experiment trackers; none is on by itself.")
+    common_metadata: CommonMetadata | None = Field(
+        default=None, description="On Kubernetes: labels and annotations of the job's objects; absent = none."
+    )
     service_account: ServiceAccount = Field(
         default=ServiceAccount(), description="On Kubernetes: the account of all pods."
     )
@@ -342,6 +346,7 @@ class RLJob(SpecModel):
             f"self.spec.generators.all(g, self.metadata.name.size() + g.name.size() < {names.MOST_SET_CHARACTERS})",
             lambda job: f"{len(job.metadata.name)} and {max(len(pool.name) for pool in job.spec.generators)}",
         ),
+        OWN_OBJECTS_RULE,
     )
 
 

@@ -21,12 +21,11 @@ from streamrl.spec.base import (
     REFUSED_KEY,
     keys_differ,
 )
-from streamrl.spec.pod import LABEL_PATTERN
 from streamrl.spec.rljob import RLJob
 from streamrl.spec.task import CIDR_PATTERN
 from streamrl.spec.tasks.rewards import COMPLETION_PATTERN, VARIABLE_PATTERN
 from streamrl.spec.trackers import PROJECT_PATTERN, SERVER_PATTERN
-from streamrl.spec.volumes import OBJECT_PATTERN, PATH_PATTERN, QUANTITY_PATTERN, SUB_PATH_PATTERN
+from streamrl.spec.volumes import LABEL_PATTERN, OBJECT_PATTERN, PATH_PATTERN, QUANTITY_PATTERN, SUB_PATH_PATTERN
 
 Schema = dict[str, Any]
 

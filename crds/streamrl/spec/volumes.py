@@ -14,6 +14,8 @@ OBJECT_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 ObjectName = Annotated[str, StringConstraints(pattern=OBJECT_PATTERN, min_length=1, max_length=253)]
 """Name of an object in the job's namespace."""
 Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+LABEL_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+LabelValue = Annotated[str, StringConstraints(pattern=LABEL_PATTERN, max_length=63)]
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]{1,3})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 
 
@@ -80,7 +82,9 @@ class SecretVolume(KeysVolume):
 class EmptyDirVolume(SpecModel):
     """Scratch space that ends with the pod."""
 
-    medium: Literal["", "Memory"] = Field(default="", description="Memory: in main memory, as /dev/shm needs it.")
+    medium: Literal["", "Memory", "HugePages", "HugePages-2Mi", "HugePages-1Gi"] = Field(
+        default="", description="Memory, as /dev/shm needs it, or huge pages of resources."
+    )
     size_limit: Quantity | None = Field(default=None, description="At most so much.")
 
 

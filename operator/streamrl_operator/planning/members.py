@@ -16,6 +16,7 @@ from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.base import minimal
 from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.references import references
 from streamrl.spec.training import Trainer
 from streamrl.status import ClusterStatus, RLJobStatus
 from streamrl_operator.planning import conditions, job_status, pods
@@ -130,29 +131,11 @@ def _named_objects(field: str, pod: object, *, member: MemberView) -> Iterator[U
     """Secrets and claims of the member that a pod names and that no administrator has allowed."""
     allowed = {"Secret": member.allowed_secrets, "claim": member.allowed_claims}
     fields = {"Secret": "allowedSecrets", "claim": "allowedClaims"}
-    for kind, name in dict.fromkeys(_references(pod)):
+    for kind, name in dict.fromkeys(references(pod)):
         if name not in allowed[kind]:
             rule = f"names a {kind} of cluster {member.cluster} that pods there may not use"
             fix = f"ask its administrator to list it (RLCluster, spec.{fields[kind]})"
             yield UserError(field=field, rule=rule, got=name, fix=fix)
-
-
-def _references(piece: object, *, key: str = "") -> Iterator[tuple[str, str]]:
-    """(kind, name) of every Secret and claim that a piece of a pod names."""
-    if isinstance(piece, Mapping):
-        if key.lower().endswith(("secret", "secretref", "secretkeyref")) and isinstance(piece.get("name"), str):
-            yield "Secret", piece["name"]
-        if key in ("dataSource", "dataSourceRef") and isinstance(piece.get("name"), str):  # a claim that is copied
-            yield "claim", piece["name"]
-        for inner, value in piece.items():
-            yield from _references(value, key=inner)
-    elif isinstance(piece, list | tuple):
-        for value in piece:
-            yield from _references(value, key=key)
-    elif isinstance(piece, str) and key in ("secretName", "imagePullSecrets"):
-        yield "Secret", piece
-    elif isinstance(piece, str) and key in ("claimName", "resourceClaimName"):
-        yield "claim", piece
 
 
 def needed(observed: Observed) -> dict[str, MemberView]:

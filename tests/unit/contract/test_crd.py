@@ -89,10 +89,23 @@ def test_everything_is_bounded() -> None:
 
 
 def test_everything_is_described() -> None:
-    named = {path: node for path, node in OURS.items() if not path.endswith(("[]", "{}"))}
-    in_task = {path: NODES.get(path.replace(".mixture[]", ""), node) for path, node in named.items()}
-    silent = [path for path, node in named.items() if not (node.get("description") or in_task[path].get("description"))]
-    assert silent == [], "what a mixture's tasks have in common with `task` is described there"
+    named = {path: node for path, node in OURS.items() if not (path.endswith(("[]", "{}")) or is_refused(node))}
+    silent = [path for path, node in named.items() if not (node.get("description") or described_at(path))]
+    assert silent == [], (
+        "what a mixture's tasks have in common with `task`, and pods with the trainer's, is described there"
+    )
+
+
+def is_refused(node: Schema) -> bool:
+    return "false" in [rule["rule"] for rule in node.get("x-kubernetes-validations", ())]
+
+
+def described_at(path: str) -> str:
+    """The text of the same field at the place where it is described."""
+    of_trainer = re.sub(r"^\.spec\.(generators\[\]|task\.agent\.pool)\.pod", ".spec.trainer.pod", path)
+    of_agents = path.replace(".task.agent.pool.", ".generators[].")
+    places = (path.replace(".mixture[]", ""), of_trainer, of_agents)
+    return next((text for place in places if (text := NODES.get(place, {}).get("description", ""))), "")
 
 
 def test_lists_say_how_they_merge() -> None:
@@ -114,7 +127,7 @@ def test_rules_are_written_for_cel() -> None:
 def test_rules_name_fields_that_exist() -> None:
     for path, rule in RULES:
         names = {name for name in re.findall(r"self\.(\w+)", rule["rule"]) if name not in ("metadata", "all", "size")}
-        assert names <= set(NODES[path]["properties"]), (path, rule)
+        assert names <= set(NODES[path].get("properties", ())), (path, rule)
 
 
 def test_names_are_bounded() -> None:
@@ -141,10 +154,10 @@ def test_status_is_a_subresource_and_shown() -> None:
 
 
 def test_it_stays_small() -> None:
-    """Three quarters of what `kubectl apply` can keep, which is far less than what an API server can. A pod's fields are 20 KB, three times."""
+    """Four fifths of what `kubectl apply` can keep, which is far less than what an API server can. A pod's fields are 26 KB, three times."""
     for path in (ROOT / "crds").glob("*.yaml"):
         whole = YAML(typ="safe", pure=True).load(path)
-        assert len(json.dumps(whole, separators=(",", ":")).encode()) < LONGEST_ANNOTATION_BYTES * 3 // 4, path
+        assert len(json.dumps(whole, separators=(",", ":")).encode()) < LONGEST_ANNOTATION_BYTES * 4 // 5, path
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.name)

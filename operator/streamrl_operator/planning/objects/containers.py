@@ -310,6 +310,8 @@ def build(container: Container, *, image: str, pod: Pod) -> Built:
             readOnlyRootFilesystem=True, locks_memory=pod.locks_memory and container.resources is None
         ),
     }
+    if pod.lifecycle is not None and container.resources is None:
+        built["lifecycle"] = as_given(pod.lifecycle)
     if pod.env_from:
         built["envFrom"] = [as_given(source) for source in pod.env_from]
     if container.sidecar:
@@ -333,9 +335,10 @@ def _mounts(container: Container, *, given: Sequence[VolumeMount]) -> list[Built
     return list(mounts.values())
 
 
-def as_given(part: SpecModel) -> Built:
-    """A piece of a Pod's specification as the job has it."""
-    return part.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+def as_given(part: SpecModel, *, only: type[SpecModel] = SpecModel) -> Built:
+    """Return a piece of a Pod's specification as the job has it; `only`: the base class whose fields count, absent = all."""
+    fields = set(only.model_fields) or None
+    return part.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=fields)
 
 
 def _probes(container: Container) -> Built:

@@ -13,7 +13,7 @@ from typing import Any
 
 from streamrl import keys, names
 from streamrl.clusters import Exposure
-from streamrl_operator.planning.objects.shared import Built, JobPlan, service
+from streamrl_operator.planning.objects.shared import Built, JobPlan, annotated, service
 from streamrl_operator.planning.pods import ROLE_TRAINER
 from streamrl_operator.planning.values import ExposedAddresses, Object
 
@@ -62,8 +62,13 @@ def exposed_services(plan: JobPlan) -> list[Built]:
         plan, names.exposed(plan.name), role=ROLE_TRAINER, ports=ports, type=kind, publishNotReadyAddresses=True
     )
     given = exposure.load_balancer.annotations if exposure.load_balancer else {}
-    made["metadata"] |= {"annotations": dict(given)} if given else {}
-    return [made]
+    return [_administered(made, given)]
+
+
+def _administered(made: Object, annotations: Mapping[str, str]) -> Built:
+    """Return a way in from other clusters with these annotations alone: load balancers and gateways act on them, so the job's own stay away."""
+    metadata = {key: value for key, value in made["metadata"].items() if key != "annotations"}
+    return annotated({**made, "metadata": metadata}, annotations)
 
 
 def _serving(exposures: Mapping[str, Exposure]) -> Iterator[Exposure]:
@@ -87,15 +92,18 @@ def routes(plan: JobPlan) -> list[Built]:
         for one in parents.values()
     ]
     return [
-        plan.object(
-            "gateway.networking.k8s.io/v1",
-            "TLSRoute",
-            f"{plan.name}-{of}",
-            spec={
-                "parentRefs": refs,
-                "hostnames": [names.tls_name(of, uid=plan.uid)],
-                "rules": [{"backendRefs": [{"name": names.scheduler(plan.name), "port": port}]}],
-            },
+        _administered(
+            plan.object(
+                "gateway.networking.k8s.io/v1",
+                "TLSRoute",
+                f"{plan.name}-{of}",
+                spec={
+                    "parentRefs": refs,
+                    "hostnames": [names.tls_name(of, uid=plan.uid)],
+                    "rules": [{"backendRefs": [{"name": names.scheduler(plan.name), "port": port}]}],
+                },
+            ),
+            {},
         )
         for of, port in (("scheduler", names.PORT_GRPC), ("weights", names.PORT_WEIGHTS))
     ]

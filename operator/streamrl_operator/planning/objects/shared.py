@@ -16,6 +16,7 @@ from streamrl.clusters import Exposure
 from streamrl.spec import RLJob
 from streamrl.spec.base import is_url
 from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.pod import CommonMetadata
 from streamrl.spec.storage import Claim
 from streamrl.spec.task import AgentPool
 from streamrl.status import Images
@@ -147,7 +148,10 @@ class JobPlan:
     def metadata(self, name: str, *, pool: str | None = None, owned: bool = True) -> Built:
         """Metadata of an object; without an owner it stays when the job is deleted."""
         namespace = self.place.namespace if self.place else self.namespace
-        metadata: Built = {"name": name, "namespace": namespace, "labels": self.labels(pool=pool)}
+        common = self.job.spec.common_metadata or CommonMetadata()
+        metadata: Built = {"name": name, "namespace": namespace, "labels": {**common.labels, **self.labels(pool=pool)}}
+        if common.annotations and self.place is None:  # there one could give an account a role, or an address a name
+            metadata["annotations"] = dict(common.annotations)
         job = {"apiVersion": API_VERSION, "kind": "RLJob", "name": self.name, "uid": self.uid}
         owner = job | {"controller": True, "blockOwnerDeletion": True}
         return metadata | {"ownerReferences": [owner]} if owned and self.place is None else metadata
@@ -156,8 +160,15 @@ class JobPlan:
 def with_spec_hash(built: Mapping[str, Any]) -> Built:
     """The object with the hash of all the rest of it."""
     digest = hashlib.sha256(canonical(built).encode()).hexdigest()[:_HASH_CHARACTERS]
-    annotations = {**built["metadata"].get("annotations", {}), names.ANNOTATION_SPEC_HASH: digest}
-    return dict(built) | {"metadata": built["metadata"] | {"annotations": annotations}}
+    return annotated(built, {names.ANNOTATION_SPEC_HASH: digest})
+
+
+def annotated(built: Mapping[str, Any], annotations: Mapping[str, str]) -> Built:
+    """Return the object with more annotations, which go over those that it has."""
+    if not annotations:
+        return dict(built)
+    merged = {**built["metadata"].get("annotations", {}), **annotations}
+    return dict(built) | {"metadata": built["metadata"] | {"annotations": merged}}
 
 
 def service_account(plan: JobPlan) -> Built:
@@ -166,8 +177,7 @@ def service_account(plan: JobPlan) -> Built:
     given = (
         {} if plan.place else plan.job.spec.service_account.annotations
     )  # a cloud's role is not the job's to take there
-    built["metadata"] |= {"annotations": dict(given)} if given else {}
-    return built
+    return annotated(built, given)
 
 
 def resolved_job(plan: JobPlan) -> Built:

@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass, field
 
 from streamrl import names
 from streamrl.spec.containers import Resources
+from streamrl.spec.core_v1 import PodFields, PodSecurityContext
 from streamrl.spec.pod import Pod
 from streamrl_operator.planning.objects.containers import Container, as_given, build, extra
 from streamrl_operator.planning.objects.job_file import canonical
-from streamrl_operator.planning.objects.shared import Built, JobPlan
+from streamrl_operator.planning.objects.shared import Built, JobPlan, annotated
 from streamrl_operator.planning.values import PodPlacement
 
 USER = 10_001
@@ -79,15 +80,15 @@ def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template,
         },
     }
     built = plan.object("apps/v1", "StatefulSet", name, pool=template.pool, spec=spec)
-    kept = {} if admitted is None else {"annotations": {names.ANNOTATION_PLACEMENT: canonical(asdict(admitted))}}
-    built["metadata"] |= kept
-    return built
+    kept = {} if admitted is None else {names.ANNOTATION_PLACEMENT: canonical(asdict(admitted))}
+    return annotated(built, kept)
 
 
 def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str], placement: PodPlacement) -> Built:
     pod = template.pod
     image = pod.image or template.image
     spec: Built = {
+        **as_given(pod, only=PodFields),
         "serviceAccountName": plan.service_account,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,  # a Service named `streamrl` would set STREAMRL_ variables
@@ -95,7 +96,7 @@ def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str],
         "shareProcessNamespace": template.shares_processes or None,
         "hostNetwork": pod.host_network or None,
         "dnsPolicy": "ClusterFirstWithHostNet" if pod.host_network else None,
-        "securityContext": _security(sets_user=plan.settings.sets_user),
+        "securityContext": _security(pod, sets_user=plan.settings.sets_user),
         "initContainers": [
             *(extra(container) for container in pod.init_containers),
             *(build(container, image=image, pod=pod) for container in template.init_containers),
@@ -108,7 +109,6 @@ def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str],
         "imagePullSecrets": [{"name": name} for name in pod.image_pull_secrets],
         "nodeSelector": {**pod.node_selector, **placement.node_selector},
         "tolerations": [*(as_given(toleration) for toleration in pod.tolerations), *placement.tolerations],
-        "affinity": dict(pod.affinity),
         "topologySpreadConstraints": [
             {
                 "labelSelector": {"matchLabels": dict(selector)},
@@ -117,9 +117,6 @@ def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str],
             for constraint in pod.topology_spread_constraints
         ],
         "resourceClaims": [as_given(claim) for claim in pod.resource_claims],
-        "schedulerName": pod.scheduler_name,
-        "priorityClassName": pod.priority_class_name,
-        "runtimeClassName": pod.runtime_class_name,
     }
     return {key: value for key, value in spec.items() if value not in (None, [], {})}  # False says something
 
@@ -166,11 +163,12 @@ def _metadata(template: Template, *, labels: Mapping[str, str], placement: PodPl
     }
 
 
-def _security(*, sets_user: bool) -> Built:
+def _security(pod: Pod, *, sets_user: bool) -> Built:
     user = {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER} if sets_user else {}
     return {
         "runAsNonRoot": True,
         **user,
+        **as_given(pod.security_context, only=PodSecurityContext),
         "fsGroupChangePolicy": "OnRootMismatch",  # a volume of checkpoints holds too many files to walk at each start
         "seccompProfile": {"type": "RuntimeDefault"},
     }

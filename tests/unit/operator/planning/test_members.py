@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from streamrl import names
 from streamrl.clusters import Exposure, RLClusterSpec
 from streamrl.spec import parse_job
+from streamrl.spec.pod import CommonMetadata
 from streamrl.status import ClusterStatus
 from streamrl_operator.planning import job_status, members
 from streamrl_operator.planning.life import decide
@@ -51,6 +52,28 @@ def plan(**exposures: Exposure) -> JobPlan:
     job = parse_job(document)
     wanted = DesiredRun(trainers=1, generators={"fixed": 3, "auto": 1, "free": 2}, images=SETTINGS.images)
     return JobPlan(job=job, namespace=NAMESPACE, uid=UID, wanted=wanted, settings=SETTINGS, exposures=exposures)
+
+
+def test_labels_of_the_job_reach_a_member_and_its_annotations_do_not() -> None:
+    """There an annotation could give the account a cloud's role, or an address a name, that is not the job's to take."""
+    at = replace(plan(), place=PLACE, dials=DIALS)
+    common = CommonMetadata(labels={"cost": "a"}, annotations={"eks.amazonaws.com/role-arn": "r"})
+    spec = at.job.spec.model_copy(update={"common_metadata": common})
+    objects = plan_objects(replace(at, job=at.job.model_copy(update={"spec": spec})))
+    assert [each["metadata"]["labels"]["cost"] for each in objects] == ["a"] * len(objects)
+    assert not any("eks.amazonaws.com/role-arn" in each["metadata"].get("annotations", {}) for each in objects)
+
+
+def test_ways_in_have_the_administrators_annotations_alone() -> None:
+    given = Exposure.model_validate({"loadBalancer": {"annotations": {"lb.example.com/internal": "true"}}})
+    at = plan(east=given, west=GATEWAY)
+    common = CommonMetadata(annotations={"lb.example.com/scheme": "internet-facing"})
+    spec = at.job.spec.model_copy(update={"common_metadata": common})
+    objects = plan_objects(replace(at, job=at.job.model_copy(update={"spec": spec})))
+    ways = [each for each in objects if each["kind"] == "TLSRoute" or each["metadata"]["name"] == names.exposed("full")]
+    assert len(ways) == 3
+    found = [each["metadata"]["annotations"].keys() - {names.ANNOTATION_SPEC_HASH} for each in ways]
+    assert sorted(found, key=len) == [set(), set(), {"lb.example.com/internal"}]
 
 
 def there() -> list[dict[str, Any]]:
@@ -178,6 +201,33 @@ POD_WITH = {
     "Secret as a volume": {"volumes": [{"name": "v", "secret": {"secretName": "s"}}]},
     "projected Secret": {"volumes": [{"name": "v", "projected": {"sources": [{"secret": {"name": "s"}}]}}]},
     "claim": {"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "s"}}]},
+    "Secret of a CSI driver": {
+        "volumes": [{"name": "v", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "s"}}}]
+    },
+    "Secret in a CSI driver's attributes": {
+        "volumes": [{"name": "v", "csi": {"driver": "d", "volumeAttributes": {"secretname": "s"}}}]
+    },
+    "Secret in its attributes, with dashes": {
+        "volumes": [{"name": "v", "csi": {"driver": "d", "volumeAttributes": {"csi.example.com/secret-name": "s"}}}]
+    },
+    "claim that is copied": {
+        "volumes": [
+            {
+                "name": "v",
+                "ephemeral": {
+                    "volumeClaimTemplate": {
+                        "spec": {
+                            "dataSource": {"kind": "PersistentVolumeClaim", "name": "s"},
+                            "accessModes": ["ReadWriteOnce"],
+                        }
+                    }
+                },
+            }
+        ]
+    },
+    "Secret of a container before ours": {
+        "initContainers": [{"name": "c", "image": "i", "envFrom": [{"secretRef": {"name": "s"}}]}]
+    },
     "Secret of a container beside": {
         "containers": [
             {

@@ -11,7 +11,7 @@ from support.planned import planned, templates
 from support.pod_corpus import ACCEPTED, REFUSED, Snippet, missing
 from support.restricted import violations
 
-OF_THE_MAIN_CONTAINER = ("resources",)
+OF_THE_MAIN_CONTAINER = ("resources", "lifecycle")
 OF_OUR_CONTAINERS = ("image", "imagePullPolicy", "env", "envFrom", "volumeMounts")
 OF_THE_METADATA = ("labels", "annotations")
 
