@@ -45,6 +45,15 @@ class FieldRule(NamedTuple):
     """What is got where it does not hold, True where that says nothing new; else nothing."""
 
 
+def rules_of(
+    subject: str, *, others: str, applies: Callable[[Any], object]
+) -> Callable[[str, str, Callable[[Any], object]], FieldRule]:
+    """Return what makes rules of the documents that it applies to; `others`: CEL that is true of all others."""
+    return lambda rule, cel, broken: FieldRule(
+        f"{subject} {rule}", f"{others} || ({cel})", lambda spec: applies(spec) and broken(spec)
+    )
+
+
 def repeated(values: Iterable[str]) -> str:
     """All of them, if two are equal."""
     got = list(values)

@@ -1,0 +1,32 @@
+"""Rules of jobs whose algorithm asks something of the task."""
+
+from streamrl.spec.base import FieldRule
+
+ALGORITHM_RULES = (
+    FieldRule(
+        "algorithm.trajectoryBalance.replay must be absent with task.environment, task.agent or task.mixture: its samples are told apart by their prompts",
+        "!has(self.algorithm.trajectoryBalance) || !has(self.algorithm.trajectoryBalance.replay) || "
+        "!(has(self.task.environment) || has(self.task.agent) || has(self.task.mixture))",
+        lambda spec: (
+            (spec.task.has_turns or spec.task.mixture is not None)
+            and spec.algorithm.trajectory_balance is not None
+            and spec.algorithm.trajectory_balance.replay is not None
+        ),
+    ),
+    FieldRule(
+        "algorithm.archer needs task.environment or task.agent, and no task.mixture: its critic is of turns",
+        "!has(self.algorithm.archer) || has(self.task.environment) || has(self.task.agent)",
+        lambda spec: spec.algorithm.archer is not None and spec.task.environment is None and spec.task.agent is None,
+    ),
+    FieldRule(
+        "algorithm.dapo.overlong must be absent where a task of task.mixture has maxTokens: it counts from sampling.maxTokens",
+        "!has(self.algorithm.dapo) || !has(self.algorithm.dapo.overlong) || !has(self.task.mixture) || "
+        "self.task.mixture.all(t, !has(t.maxTokens))",
+        lambda spec: (
+            spec.algorithm.dapo is not None
+            and spec.algorithm.dapo.overlong is not None
+            and ", ".join(one.name for one in spec.task.mixture or () if one.max_tokens is not None)
+        ),
+    ),
+)
+"""What goes with `trajectoryBalance`, `archer` and `dapo`."""
