@@ -22,7 +22,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.delivery import Delivery, TrainerLink
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.generators import Fleet
-from streamrl_workers.scheduler.model import Group, GroupEvent, GroupState, GroupTable, ScoredGroup
+from streamrl_workers.scheduler.model import Group, GroupEvent, GroupState, GroupTable, ScoredGroup, add_up
 from streamrl_workers.scheduler.planning import Planner
 from streamrl_workers.scheduler.records import (
     AttemptStarted,
@@ -30,7 +30,6 @@ from streamrl_workers.scheduler.records import (
     Recovered,
     SampleStats,
     StepTaken,
-    add_up,
 )
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.scheduler.views import StepSummary, TaskSummary

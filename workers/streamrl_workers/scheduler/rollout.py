@@ -41,9 +41,10 @@ from streamrl_workers.scheduler.model import (
     GroupTable,
     SampleStage,
     ScoredGroup,
+    stats_of,
 )
 from streamrl_workers.scheduler.planning import Planner, WaitingGroups
-from streamrl_workers.scheduler.records import Dropped, Scored, stats_of
+from streamrl_workers.scheduler.records import Dropped, Scored
 from streamrl_workers.scheduler.sample import Sample, SampleEvent, SampleState, covers, validate_progress
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.stream.archive import is_archived
