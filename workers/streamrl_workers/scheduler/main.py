@@ -90,8 +90,10 @@ class Pool(TaskSource, Protocol):
     """Of the data, once it has started."""
     reward_took: Callable[[str, float], None]
     """Told of each reward that was asked: its name, and the seconds that it took."""
-    agent_hosts: AgentHosts | None
-    """In processes or pods of their own; None: the job has no pool of agents."""
+
+    @property
+    def agent_hosts(self) -> AgentHosts | None:
+        """In processes or pods of their own; None: the job has no pool of agents."""
 
     async def start(self) -> None:
         """Start its processes."""
