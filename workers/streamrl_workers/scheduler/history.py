@@ -73,13 +73,6 @@ class History:
         """Continue the history of the journal.
 
         Args:
-            settings: the job.
-            outbox: takes the effects.
-            recovered: what the journal holds.
-            groups: all groups.
-            fleet: counts reissued samples.
-            link: the trainer.
-            delivery: what the trainer is given.
             failures: kind -> samples that got no reward.
             states: takes the states of steps; None: steps have no states.
             welcome: fields that extensions set in the message that welcomes a trainer.
