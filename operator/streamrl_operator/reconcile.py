@@ -5,7 +5,8 @@
     3  our finalizer, before anything is made; of a job that is being deleted, the next step of that (`apply.py`)
     4  everything of the job (`observe.py`)
     5  what is to be done (`planning.life`, pure)
-    6  certificates that are due, then the objects, then what is no longer wanted, then pods that are to go (`apply.py`)
+    6  certificates that are due (`certify.py`), then the objects, then what is no longer wanted, then pods that are to go (`apply.py`);
+       each member cluster is told what is to be there (`clusters/wanted.py`)
     7  events; the pools' statuses; the job's status, once and last (an end of the job: before 6)
 
 A reconcile that is interrupted anywhere is made good by the next one. An object that is refused holds up what needs it and nothing else; the
