@@ -7,10 +7,13 @@ repair: groups whose stored samples are damaged are generated again; the run mus
 """
 
 import argparse
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from streamrl.errors import EXIT_DONE, EXIT_FAULT
+from streamrl.errors import EXIT_DONE, EXIT_FAULT, UserError, UserErrors
+from streamrl.keys import FILE_JOB
+from streamrl.spec import read_job
 from streamrl_cli import console
 
 _SHOWN_VIOLATIONS = 10
@@ -21,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="check|show|repair")
     check = actions.add_parser("check", help="prove that every group was trained exactly once")
     check.add_argument("run", type=Path, help="the run folder")
-    show = actions.add_parser("show", help="tell one group's life")
+    show = actions.add_parser("show", help="tell one group's life, and why it is in no step")
     show.add_argument("run", type=Path, help="the run folder")
     show.add_argument("group", type=int, help="number of the group")
     repair = actions.add_parser("repair", help="give up damaged samples: their groups are generated again")
@@ -69,11 +72,20 @@ def _verdict(violations: tuple[str, ...]) -> Iterator[str]:
 
 def _show(run_dir: Path, *, group_id: int) -> int:
     from streamrl_workers.scheduler.journal.check import snapshot
+    from streamrl_workers.scheduler.journal.integrity import DamagedJournalError
     from streamrl_workers.scheduler.journal.show import describe
+    from streamrl_workers.scheduler.journal.tables import load
+    from streamrl_workers.scheduler.settings import SchedulerSettings
+    from streamrl_workers.scheduler.undelivered import delivery_of
 
     with snapshot(run_dir) as connection:
         for line in describe(connection, group_id):
             console.out(line)
+        # What is damaged, and a job that this release refuses, is for `check` to say: a group's life is told all the same.
+        with contextlib.suppress(DamagedJournalError, UserError, UserErrors):
+            settings = SchedulerSettings.from_job(read_job(run_dir / FILE_JOB, beneath=run_dir).spec)
+            if next_for_it := delivery_of(group_id, recovered=load(connection), settings=settings):
+                console.out(next_for_it)
     return EXIT_DONE
 
 

@@ -164,16 +164,16 @@ async def prune(
     desired: Sequence[Object],
     *,
     owner: Ownership,
-    certificates: Sequence[str] = (),
+    secrets: Sequence[str] = (),
     waiting: Mapping[str, int] | None = None,
 ) -> list[Refusal]:
     """Delete what the job owns and no longer wants; what was refused of that.
 
-    `certificates`: Secrets that are no part of the plan and stay. `waiting`: as `JobPlan.waiting`; what such a pool has stays, with fewer
+    `secrets`: those that are no part of the plan and stay. `waiting`: as `JobPlan.waiting`; what such a pool has stays, with fewer
     pods where it may have fewer.
     """
     wanted = {(obj["kind"], obj["metadata"]["name"]) for obj in desired}
-    wanted |= {("Secret", name) for name in certificates}
+    wanted |= {("Secret", name) for name in secrets}
     owned = _owned(cluster, _PRUNED, owner=owner)
     gone = (obj for obj in owned if (obj["kind"], obj["metadata"]["name"]) not in wanted)
 

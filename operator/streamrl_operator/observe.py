@@ -13,12 +13,13 @@ from datetime import datetime
 from typing import Any
 
 from streamrl import keys, names
-from streamrl.errors import UserError, UserErrors
+from streamrl.errors import UserErrors
 from streamrl.spec import RLJob
 from streamrl.spec.pod import DEFAULTS_NAME
 from streamrl_operator.autoscaler.values import ScalingState
 from streamrl_operator.clock import OperatorClock
-from streamrl_operator.clusters.registry import NOT_ENABLED, Members
+from streamrl_operator.clusters import seen
+from streamrl_operator.clusters.registry import Members
 from streamrl_operator.kube import answers
 from streamrl_operator.kube.answers import KubeError, NotFoundError
 from streamrl_operator.kube.cache import Key
@@ -32,16 +33,13 @@ from streamrl_operator.kube.kinds import (
     SERVICE,
     STATEFUL_SET,
     WORKLOAD,
-    Kind,
 )
-from streamrl_operator.planning import admission, defaults, pods, replicas
-from streamrl_operator.planning.failures import failures_of_pod, is_rejected
-from streamrl_operator.planning.job_status import read_job_status
+from streamrl_operator.planning import admission, defaults, pods
+from streamrl_operator.planning.failures import is_rejected
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
-from streamrl_operator.planning.members import NOT_ALLOWED, clusters_of, is_another, refused, replaced
+from streamrl_operator.planning.members import NOT_ALLOWED
 from streamrl_operator.planning.objects.job_file import read_job
 from streamrl_operator.planning.values import (
-    MemberView,
     Object,
     Observed,
     PlanningSettings,
@@ -149,14 +147,12 @@ def observe(
             job, invalid, reason = None, str(error), "InvalidDefaults"
     if job is not None and (problems := defaults.refused_here(job, namespace=key[0], settings=settings)):
         job, invalid = None, str(UserErrors(problems))
-    views = _views(raw, job, members=members)
-    at = trainer_cluster(raw)
-    if job is not None and (problems := _not_allowed(job, raw, views=views)):
-        job, invalid, reason = None, str(UserErrors(problems)), NOT_ALLOWED
-    workers = _workers(cluster, key)
-    far_sets, far_pods = (_in_members(kind, raw, job, views=views, members=members) for kind in (STATEFUL_SET, POD))
-    told = _told([*workers, *far_pods], uid=raw["metadata"]["uid"])
-    exposed = names.exposed(key[1])
+    elsewhere = seen.look(members, raw, job)
+    if elsewhere.not_allowed:
+        job, invalid, reason = None, str(UserErrors(elsewhere.not_allowed)), NOT_ALLOWED
+    uid = raw["metadata"]["uid"]
+    workers = [*_workers(cluster, key), *elsewhere.pods]
+    told = _told(workers, uid=uid)
     return Observed(
         now=clock.now(),
         raw=raw,
@@ -165,12 +161,12 @@ def observe(
         invalid_reason=reason,
         defaults=inherited,
         pools=_pools(cluster, key),
-        sets={each["metadata"]["name"]: each for each in (*cluster.of_job(STATEFUL_SET, key), *far_sets)},
-        pods=[*workers, *far_pods],
-        rejected=_rejected(cluster, raw, job, views=views, members=members),
-        exposed=members.known(SERVICE, at, key, exposed) if at and members else cluster.known(SERVICE, key[0], exposed),
-        members=views,
-        resolved=_resolved(cluster, key, uid=raw["metadata"]["uid"]),
+        sets={each["metadata"]["name"]: each for each in (*cluster.of_job(STATEFUL_SET, key), *elsewhere.sets)},
+        pods=workers,
+        rejected=_rejected([*_workers(cluster, key, failed=True), *elsewhere.failed_pods], uid=uid),
+        exposed=elsewhere.exposed if trainer_cluster(raw) else cluster.known(SERVICE, key[0], names.exposed(key[1])),
+        members=elsewhere.views,
+        resolved=_resolved(cluster, key, uid=uid),
         numbers=told or (None if memory.numbers is None else answers.read_page(memory.numbers)),
         signals_unreachable=memory.signals_unreachable,
         workloads={each["metadata"]["name"]: each for each in cluster.of_job(WORKLOAD, key)},
@@ -180,104 +176,9 @@ def observe(
     )
 
 
-def _views(raw: Object, job: RLJob | None, *, members: Members | None) -> dict[str, MemberView]:
-    """Of every member that the job's trainer or pools name, or that it has been in."""
-    entries = read_job_status(raw).clusters
-    there, at = {entry.name for entry in entries}, trainer_cluster(raw)
-    named = there | ({at} if at else set()) | set(clusters_of(job) if job else ())
-    key, uid = (raw["metadata"]["namespace"], raw["metadata"]["name"]), raw["metadata"]["uid"]
-    if members is None:
-        return {name: MemberView(cluster=name, unreachable=NOT_ENABLED) for name in sorted(named)}
-    views = {name: members.view(name, key, uid=uid, is_there=name in there) for name in sorted(named)}
-    for entry in entries:
-        if views[entry.name].namespace not in ("", entry.namespace):
-            why = f"the job is in namespace {entry.namespace} there, which is not its place any more"
-            views[entry.name] = replace(views[entry.name], unreachable=why)
-        if entry.name == at and is_another(entry, views[at]) and not pods.is_leaving(raw):
-            views[at] = replace(views[at], unreachable="it is not the cluster any more that the trainer is in")
-    return views
-
-
-def _not_allowed(job: RLJob, raw: Object, *, views: Mapping[str, MemberView]) -> list[UserError]:
-    queue = (raw["metadata"].get("labels") or {}).get(names.LABEL_QUEUE, "")
-    return replaced(raw, views) or refused(job, namespace=raw["metadata"]["namespace"], queue=queue, members=views)
-
-
-def _rejected(
-    cluster: CachedCluster,
-    raw: Object,
-    job: RLJob | None,
-    *,
-    views: Mapping[str, MemberView],
-    members: Members | None,
-) -> list[dict[str, Any]]:
+def _rejected(found: Sequence[dict[str, Any]], *, uid: str) -> list[dict[str, Any]]:
     """Return the pods of this job that kubelets rejected, and that are gone by now."""
-    far = _in_members(POD, raw, job, views=views, members=members, failed=True)
-    key, uid = (raw["metadata"]["namespace"], raw["metadata"]["name"]), raw["metadata"]["uid"]
-    found = [*_workers(cluster, key, failed=True), *far]
     return [pod for pod in found if pods.label(pod, names.LABEL_JOB_UID) == uid and is_rejected(pod)]
-
-
-def _in_members(
-    kind: Kind,
-    raw: Object,
-    job: RLJob | None,
-    *,
-    views: Mapping[str, MemberView],
-    members: Members | None,
-    failed: bool = False,
-) -> list[dict[str, Any]]:
-    """Pods of the job's generators and trainer, or their StatefulSets, in all members that it has to do with, as they were known last.
-
-    A member has no say in anything else, and in the trainer only where that is; in which cluster an object is, its cache says. Of a pool
-    that is elsewhere by now, only pods that are known to be there still count. `failed`: as of `CachedCluster.of_job`.
-    """
-    found: list[dict[str, Any]] = []
-    key, at = (raw["metadata"]["namespace"], raw["metadata"]["name"]), trainer_cluster(raw)
-    pools = {pool.name: pool.cluster_name for pool in job.spec.generators} if job else {}
-    if members is None:
-        return found
-    for name, view in views.items():
-        for obj in members.objects(kind, name, key, failed=failed):
-            pool, is_trainer = pods.label(obj, names.LABEL_POOL), _is_of_trainer(obj, kind, job_name=key[1])
-            has_moved = job is not None and not is_trainer and pools.get(pool) != name
-            stays = kind is POD and not view.unreachable
-            is_whole = name == at if is_trainer else _is_of_generators(obj, kind, job_name=key[1], pool=pool)
-            is_ours = is_whole and _is_readable(obj, kind)
-            if is_ours and (stays or not has_moved):
-                obj["metadata"]["labels"] |= {names.LABEL_CLUSTER: name}
-                found.append(obj)
-    return found
-
-
-def _is_of_generators(obj: Object, kind: Kind, *, job_name: str, pool: str) -> bool:
-    if not pool:
-        return False
-    if kind is POD:
-        return pods.is_generator(obj) and not pods.is_foreign(obj)
-    return bool(obj["metadata"]["name"] == names.pool(job_name, pool))
-
-
-def _is_of_trainer(obj: Object, kind: Kind, *, job_name: str) -> bool:
-    if kind is POD:
-        return pods.trains(obj) and not pods.is_foreign(obj)
-    return obj["metadata"]["name"] in (names.trainer(job_name), names.trainer_workers(job_name))
-
-
-def _is_readable(obj: Object, kind: Kind) -> bool:
-    """Whether all that is asked of it can be asked: a member may send anything, and it must not stop its job."""
-    try:
-        if kind is POD:
-            pods.waiting_reason(obj)
-            failures_of_pod(obj)
-        else:
-            pods.asked(obj)
-            replicas.newest_revision(obj)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        extra = {"object": str(obj["metadata"]["name"]), "error": type(error).__name__}
-        log.warning("object of a member cannot be read", extra=extra)
-        return False
-    return True
 
 
 async def look_up(
@@ -294,25 +195,7 @@ async def look_up(
         with contextlib.suppress(NotFoundError):
             found[kind, name] = known or await cluster.client.get(CLUSTER_KINDS[kind], namespace="", name=name)
     memory.looked_up = found
-    return replace(observed, looked_up=found, code=await _code(cluster, observed, members=members))
-
-
-async def _code(cluster: CachedCluster, observed: Observed, *, members: Members | None) -> Object | None:
-    """For a trainer in a member: as its copy is there, or from home while there certainly is none. So it stays as it was when the job began.
-
-    Empty: there is none at home either. None: it is not needed, or nobody knows whether the copy is there.
-    """
-    at, job = trainer_cluster(observed.raw), observed.job
-    if not at or job is None or job.spec.task.code is None or members is None or pods.is_leaving(observed.raw):
-        return None
-    copy = members.known(CONFIG_MAP, at, observed.key, names.code(observed.name))
-    if copy is not None and pods.label(copy, names.LABEL_JOB_UID) == observed.metadata["uid"]:
-        return copy
-    if members.view(at, observed.key, uid=observed.metadata["uid"], is_there=True).unreachable:
-        return None
-    with contextlib.suppress(NotFoundError):
-        return await cluster.client.get(CONFIG_MAP, namespace=observed.key[0], name=job.spec.task.code.config_map_name)
-    return {}
+    return replace(observed, looked_up=found, code=await seen.code(members, cluster, observed))
 
 
 def _resolved(cluster: CachedCluster, key: Key, *, uid: str) -> Mapping[str, str]:
@@ -362,13 +245,10 @@ async def refresh(
     members: Members | None = None,
 ) -> None:
     """Ask for the numbers, if a scheduler runs and it is time: in a member by its API server's proxy. `aside` is entered for the wait."""
-    key: Key = (raw["metadata"]["namespace"], raw["metadata"]["name"])
-    at, schedulers = trainer_cluster(raw), []
-    reached = (members.reached(at, key) if members else None) if at else (cluster, key)
-    if reached is not None:
-        cluster, key = reached
-        schedulers = _schedulers([pod for pod in _workers(cluster, key) if _is_readable(pod, POD)])
-    if not schedulers:
+    place, schedulers = seen.scheduler_place(members, cluster, raw), []
+    if place is not None:
+        schedulers = _schedulers([pod for pod in _workers(*place) if seen.is_readable(pod, POD)])
+    if place is None or not schedulers:
         memory.numbers, memory.asked_s, memory.signals_unreachable = None, None, None
         return
     since_s = float("inf") if memory.asked_s is None else clock.monotonic() - memory.asked_s
@@ -380,7 +260,7 @@ async def refresh(
         return
     memory.asked_s, before = clock.monotonic(), memory.signals_unreachable
     async with aside():
-        page, error = await _page(cluster, key, by_proxy=bool(at) or settings.numbers_by_proxy)
+        page, error = await _page(*place, by_proxy=bool(trainer_cluster(raw)) or settings.numbers_by_proxy)
     memory.numbers, memory.signals_unreachable = page, None
     if page is None and any(status.get("ready") for status in schedulers):
         since = clock.now() if before is None else before.since

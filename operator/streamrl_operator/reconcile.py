@@ -5,14 +5,15 @@
     3  our finalizer, before anything is made; of a job that is being deleted, the next step of that (`apply.py`)
     4  everything of the job (`observe.py`)
     5  what is to be done (`planning.life`, pure)
-    6  certificates that are due, then the objects, then what is no longer wanted, then pods that are to go (`apply.py`)
+    6  certificates that are due (`certify.py`), then the objects, then what is no longer wanted, then pods that are to go (`apply.py`);
+       each member cluster is told what is to be there (`clusters/wanted.py`)
     7  events; the pools' statuses; the job's status, once and last (an end of the job: before 6)
 
 A reconcile that is interrupted anywhere is made good by the next one. An object that is refused holds up what needs it and nothing else; the
 condition Ready says so until it is had.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -20,9 +21,10 @@ from typing import Any
 
 from streamrl import names
 from streamrl_operator import apply, events, tls_secrets
+from streamrl_operator.certify import Certifier
 from streamrl_operator.clock import OperatorClock
-from streamrl_operator.clusters.member import MemberWork
 from streamrl_operator.clusters.registry import Members
+from streamrl_operator.clusters.wanted import JobInMembers
 from streamrl_operator.events import Events, Refusal
 from streamrl_operator.kube.answers import RequestRefusedError
 from streamrl_operator.kube.cache import Key
@@ -32,7 +34,6 @@ from streamrl_operator.kube.kinds import (
     CLAIM,
     GENERATOR_POOL,
     RLJOB,
-    SECRET,
     STATEFUL_SET,
     WORKLOAD,
     of,
@@ -44,25 +45,20 @@ from streamrl_operator.planning.certificates import Lives, roles_of
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.life import decide
 from streamrl_operator.planning.objects import plan_objects
-from streamrl_operator.planning.objects.members import addresses, anchor, dialled
-from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace, kept_claims
+from streamrl_operator.planning.objects.job_plan import plan_job
+from streamrl_operator.planning.objects.shared import JobPlan
 from streamrl_operator.planning.values import (
-    ExposedAddresses,
     JobDecision,
     JobEvent,
-    MemberView,
     Object,
     Observed,
     PlanningSettings,
-    trainer_cluster,
 )
 
 _US = "streamrl.io/operator"
 """`managedBy` of the jobs that this operator brings about."""
 REFRESHES_PER_S = 10.0
 """Of all running jobs together. Each is a write of a job's status, and an API server with a core for itself does some hundred writes a second."""
-_MAX_ROUNDS = 8
-"""A change of CA takes three rounds at most in one reconcile; more would be an error of ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +87,12 @@ class Reconciler:
     """None: jobs have no pools in member clusters."""
     _memories: dict[Key, Memory] = field(default_factory=dict)
     _defaults: NamespaceDefaults = field(default_factory=NamespaceDefaults)
+    _certifier: Certifier = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._certifier = Certifier(
+            home=self.cluster, members=self.members, lives=self.lives, clock=self.clock, metrics=self.metrics
+        )
 
     async def reconcile(self, key: Key) -> ReconcileResult:
         """One reconcile of a job.
@@ -183,7 +185,7 @@ class Reconciler:
         return raw if (raw.get("spec") or {}).get("managedBy") in (None, "", _US) else None
 
     async def _leave(self, observed: Observed, decision: JobDecision) -> ReconcileResult:
-        left: list[Object] = await self._leave_members(observed)
+        left = self._in_members(observed).remove()
         left += await apply.finish(self.cluster, dict(observed.raw))
         if left:
             status = termination.with_deletion(decision.status, left)
@@ -191,20 +193,6 @@ class Reconciler:
         else:
             await apply.let_go(self.cluster, dict(observed.raw))
         return ReconcileResult(again_s=self.settings.resync_s if left and observed.members else None)
-
-    async def _leave_members(self, observed: Observed) -> list[Object]:
-        """Have the job removed from the members that it is in; what stands for each that it is still in."""
-        entries = job_status.read_job_status(observed.raw).clusters
-        waiting = [entry for entry in entries if not members.is_done(entry, observed)]
-        kept, at = apply.kept_by_wish(observed.raw), trainer_cluster(observed.raw)
-        for entry in waiting:
-            there = kept if entry.name == at else frozenset[str]()
-            self._want(entry.name, observed, MemberWork(action="Remove", uid=observed.metadata["uid"], kept=there))
-        return [{"kind": "what is in RLCluster", "metadata": {"name": entry.name}} for entry in waiting]
-
-    def _want(self, cluster: str, observed: Observed, work: MemberWork) -> None:
-        if self.members is not None:
-            self.members.want(cluster, observed.key, work)
 
     async def _perform(self, observed: Observed, decision: JobDecision, memory: Memory) -> ReconcileResult:
         if decision.has_ended and termination.end_of_status(job_status.read_job_status(observed.raw)) is None:
@@ -222,7 +210,7 @@ class Reconciler:
         await apply.delete_pods(
             self.cluster, decision.delete_pods, among=[pod for pod in observed.pods if not pods.cluster_of(pod)]
         )
-        is_told_first = self._hand_over(observed, decision)
+        is_told_first = self._in_members(observed).hand_over(decision)
         for name, change in decision.workload_statuses.items():
             await self.cluster.merge(observed.workloads[name], {"status": change}, subresource="status")
         if refused:
@@ -245,75 +233,8 @@ class Reconciler:
         trainer = self.cluster.known(STATEFUL_SET, observed.key[0], name) or observed.sets.get(name)
         return not decision.wanted.trainers or pods.asked(trainer) > 0
 
-    def _hand_over(self, observed: Observed, decision: JobDecision) -> bool:
-        """Tell each member what is to be there; whether a status must be written before one may be told."""
-        entries = {entry.name: entry for entry in job_status.read_job_status(observed.raw).clusters}
-        wanted, uid, is_told_first = members.needed(observed), observed.metadata["uid"], False
-        for name, view in wanted.items():
-            entry = entries.get(name)
-            if entry is None or (view.cluster_uid and entry.cluster_uid != view.cluster_uid):
-                is_told_first = True  # it is the memory of where we have been
-            elif not view.cluster_uid or entry.namespace != view.namespace:
-                continue  # nobody can be told yet, or what is there is elsewhere
-            elif decision.has_ended or decision.stops_first:
-                self._want(name, observed, MemberWork(action="Stop", uid=uid))
-            elif (work := self._member_work(observed, decision, view)) is not None:
-                self._want(name, observed, work)
-            elif not decision.wanted.any_pods:  # fewer pods can always be had
-                self._want(name, observed, MemberWork(action="Stop", uid=uid))
-        for name in entries.keys() - wanted.keys():
-            if observed.job is not None:
-                self._want(name, observed, MemberWork(action="Remove", uid=uid))
-            elif not decision.wanted.any_pods:
-                self._want(name, observed, MemberWork(action="Stop", uid=uid))
-        return is_told_first
-
-    def _member_work(self, observed: Observed, decision: JobDecision, view: MemberView) -> MemberWork | None:
-        """All that the job is to have in a member; None while a leaf, the user's modules or the way to the scheduler are not known."""
-        assert observed.job is not None, "the member may be used"
-        leaves: dict[str, Mapping[str, str]] = {}
-        for role, called in members.leaves_in(observed.job, view.cluster).items():
-            secret = self.cluster.known(SECRET, observed.key[0], names.tls_secret(observed.name, role))
-            if secret is None:
-                return None
-            leaves[called] = secret["data"]
-        place = MemberPlace(
-            cluster=view.cluster, namespace=view.namespace, origin=view.origin, leaves=leaves, code=observed.code
-        )
-        plan = self._plan(observed, decision, place=place)
-        if plan.has_trainer and plan.job.spec.task.code is not None and observed.code is None:
-            return None
-        if not plan.has_trainer and plan.dials is None:
-            return None
-        deleted = [
-            pods.uid(pod)
-            for pod in observed.pods
-            if pods.cluster_of(pod) == view.cluster and pods.name(pod) in decision.delete_pods
-        ]
-        return MemberWork(
-            action="Apply",
-            uid=plan.uid,
-            anchor=anchor(plan),
-            objects=plan_objects(plan),
-            kept=kept_claims(plan) if plan.has_trainer else frozenset(),
-            delete_pods=frozenset(deleted),
-        )
-
-    def _plan(self, observed: Observed, decision: JobDecision, *, place: MemberPlace | None = None) -> JobPlan:
-        """`place`: in a member; None: at home."""
-        assert observed.job is not None, "objects are planned of a valid job"
-        return JobPlan(
-            job=observed.job,
-            namespace=observed.key[0],
-            uid=observed.metadata["uid"],
-            wanted=decision.wanted,
-            settings=self.settings,
-            resolved=observed.resolved,
-            defaults=observed.defaults,
-            exposures=members.exposures(observed.job, observed.members),
-            place=place,
-            dials=_dials(observed, place.cluster if place else ""),
-        )
+    def _in_members(self, observed: Observed) -> JobInMembers:
+        return JobInMembers(home=self.cluster, members=self.members, observed=observed, settings=self.settings)
 
     async def _warn(self, raw: Object, reported: Aspect) -> None:
         """Once for each spec."""
@@ -324,16 +245,16 @@ class Reconciler:
         self, observed: Observed, decision: JobDecision, memory: Memory
     ) -> tuple[datetime | None, list[Refusal]]:
         """Certificates and objects; when a certificate is due next, and what was refused."""
-        before = self._state(observed, decision)
+        plan = plan_job(observed, decision.wanted, settings=self.settings)
+        before = self._state(observed, plan)
         is_due = memory.certificates_at is not None and self.clock.now() >= memory.certificates_at
         if memory.settled == before and not is_due:
             return memory.certificates_at, []
-        plan = self._plan(observed, decision)
         due_at: datetime | None = None
         refused: list[Refusal] = []
         if decision.wanted.any_pods:
             try:
-                due_at = await self._certify(plan)
+                due_at = await self._certifier.certify(plan)
             except (NameTakenError, RequestRefusedError) as error:
                 refused = [error]
         desired = plan_objects(plan)
@@ -345,11 +266,9 @@ class Reconciler:
             requested=requested,
             refused=refused,
         )
-        certificates = tls_secrets.secret_names(observed.name, roles=roles_of(plan.job))
-        refused += await apply.prune(
-            self.cluster, desired, owner=owner, certificates=certificates, waiting=plan.waiting()
-        )
-        is_settled = not refused and not requested and self._state(observed, decision) == before
+        kept = tls_secrets.secret_names(observed.name, roles=roles_of(plan.job))
+        refused += await apply.prune(self.cluster, desired, owner=owner, secrets=kept, waiting=plan.waiting())
+        is_settled = not refused and not requested and self._state(observed, plan) == before
         memory.settled, memory.certificates_at = before if is_settled else None, due_at
         return due_at, refused
 
@@ -361,45 +280,11 @@ class Reconciler:
             return pods.asked(found) > 0
         return of(obj) not in (CLAIM, WORKLOAD) or found is not None
 
-    def _state(self, observed: Observed, decision: JobDecision) -> object:
+    def _state(self, observed: Observed, plan: JobPlan) -> object:
         """What decides whether the objects are in order; equal where nothing of it has changed."""
         versions = self.cluster.versions(APPLIED, observed.key)
         generation = observed.metadata.get("generation")
-        assert observed.job is not None, "objects are planned of a valid job"
-        ways = members.exposures(observed.job, observed.members), _dials(observed, "")
-        return observed.metadata["uid"], generation, decision.wanted, observed.defaults, ways, versions
-
-    async def _certify(self, plan: JobPlan) -> datetime | None:
-        """Apply the Secrets that are due, as far as that goes now."""
-        roles = roles_of(plan.job)
-        for _ in range(_MAX_ROUNDS):
-            known = {
-                name: secret
-                for name in tls_secrets.secret_names(plan.name, roles=roles)
-                if (secret := self.cluster.known(SECRET, plan.namespace, name)) is not None
-            }
-            copies = self._copies(plan)
-            made, next_check = tls_secrets.due(plan, known, now=self.clock.now(), lives=self.lives, copies=copies)
-            if not made:
-                self.metrics.certificates((plan.namespace, plan.name), tls_secrets.ends(plan.name, known, roles=roles))
-                return next_check
-            for secret in made:  # one that we did not know of is looked at in the next round
-                await self.cluster.find_or_make(secret, owner_uid=plan.uid)
-                if secret["metadata"]["name"] in known:
-                    await self.cluster.apply(secret)
-        raise AssertionError(f"certificates of {plan.name} do not settle")
-
-    def _copies(self, plan: JobPlan) -> dict[str, Object]:
-        """Role -> the Secret with its leaf in a member, where one is known."""
-        if self.members is None:
-            return {}
-        key = (plan.namespace, plan.name)
-        found = {
-            role: self.members.known(SECRET, cluster, key, names.tls_secret(plan.name, called))
-            for cluster in members.clusters_of(plan.job)
-            for role, called in members.leaves_in(plan.job, cluster).items()
-        }
-        return {role: secret for role, secret in found.items() if secret is not None}
+        return plan.uid, generation, plan.wanted, plan.defaults, plan.exposures, plan.dials, versions
 
     async def _write_statuses(self, observed: Observed, decision: JobDecision) -> None:
         self.metrics.job(observed.key, decision.status, clusters=members.clusters_by_pool(observed.raw))
@@ -412,19 +297,6 @@ class Reconciler:
                 found = self.cluster.known(GENERATOR_POOL, observed.key[0], names.pool(observed.name, pool))
                 await apply.write_status(self.cluster, found, reported)
         await apply.write_status(self.cluster, self.cluster.known(RLJOB, *observed.key), decision.status)
-
-
-def _dials(observed: Observed, cluster: str) -> ExposedAddresses | None:
-    """Where generators of a cluster (empty: home) dial a scheduler in another one.
-
-    Where the exposure has no address now, they go on dialling where they do: replicas and pods still follow.
-    """
-    assert observed.job is not None, "asked only of a valid job"
-    exposure = members.exposures(observed.job, observed.members).get(cluster)
-    if exposure is None:
-        return None
-    there = [each for each in observed.sets.values() if pods.cluster_of(each) == cluster]
-    return addresses(exposure, observed.exposed) or dialled(there)
 
 
 def _soonest(seconds: float | None, moment: datetime | None, *, now: datetime) -> float | None:

@@ -1,7 +1,7 @@
 """A job's certificates as Secrets: makes them, reads them, and says which Secrets to apply. EC P-256; keys never leave these values.
 
 Owns: what stands in a CA and in a leaf, the keys in the Secrets, the stamp of the last write. Does not own: when a certificate is due
-(`planning/certificates.py`), the API server (`reconcile.py` applies what `due` gives).
+(`planning/certificates.py`), the API server (`certify.py` applies what `due` gives).
 
     <job>-ca           ca.crt ca.key, while it is being changed next.crt next.key too; mounted nowhere
     <job>-tls-<role>   ca.crt (one certificate, or two) tls.crt tls.key; of generators in a member too, which has a copy

@@ -62,7 +62,7 @@ ALLOWED = {
     ("effects", "ranked"): 1,
     ("model", "zero variance"): 3,  # a reason of drops in journal and metrics
     ("views", "zero variance"): 1,
-    ("records", "resampled"): 1,  # a field of the protocol's `Sample`
+    ("model", "resampled"): 1,  # a field of the protocol's `Sample`
     ("rollout", "resampled"): 1,
     ("sample", "reference logprobs"): 1,
 }

@@ -9,7 +9,7 @@ from support.trips import SCHEDULER, WORKERS, MeasuredWorld, Trip, full, plain
 MOST = {
     "generator_progress": Trip(10, 45),
     "scores_arrived": Trip(10, 35),
-    "step_done": Trip(13, 100),
+    "step_done": Trip(12, 84),
     "tick": Trip(9, 35),
     "committed": Trip(9, 35),
     "credit": Trip(8, 25),

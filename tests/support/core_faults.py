@@ -157,7 +157,8 @@ class ShellWorld(World):
         self.fault.armed = False
         status = StatusEndpoint(faulty, job=parsed_job(), connections=Connections(), run_dir=self.folder)
         executor = Executor(faulty, journal=outside, connections=outside, status=status, ending=self.ending)
-        executor.attach(outside, ranker=outside)
+        executor.attach(outside)
+        executor.carry_out({fx.AskRanker: outside.ask})
         self.status = status
         self.fault.armed = True
         return Door(core, faulty, executor)

@@ -14,12 +14,12 @@ from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.dispatch.speeds import Curves
+from streamrl_workers.scheduler.extension_settings import ExtensionSettings
 from streamrl_workers.scheduler.lengths import Lengths
 from streamrl_workers.scheduler.settings import (
     DeliverySettings,
     DispatchSettings,
     EvaluationSettings,
-    ExtensionSettings,
     JobTasks,
     SchedulerSettings,
     TaskSettings,

@@ -57,7 +57,8 @@ class PeerWorld(World):
         self.connections, self.ending = Connections(), ExitDecision()
         self.status = StatusEndpoint(core, job=parsed_job(), connections=self.connections, run_dir=self._folder)
         executor = Executor(core, journal=self, connections=self.connections, status=self.status, ending=self.ending)
-        executor.attach(self, ranker=self)
+        executor.attach(self)
+        executor.carry_out({fx.AskRanker: self.ask})
         door = Door(
             max_tokens=self.job.tasks.max_tokens,
             batch_groups=self.job.batch_groups,

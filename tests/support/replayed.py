@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.lengths import LengthHistory
-from streamrl_workers.scheduler.records import stats_of_stored
+from streamrl_workers.scheduler.model import stats_of_stored
 
 
 class _Fold:

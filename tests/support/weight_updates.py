@@ -11,8 +11,8 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.rljob import Metadata
 from streamrl_workers.generator.engines.base import Delta, Engine
-from streamrl_workers.generator.main import pull_of
 from streamrl_workers.generator.settings import GeneratorSettings
+from streamrl_workers.generator.weights import pull_of
 from streamrl_workers.process.environment_variables import WorkerVariables
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.trainer.algorithms import create_algorithm

@@ -20,8 +20,8 @@ from streamrl_operator.autoscaler import POLICIES
 from streamrl_operator.autoscaler.values import ScalingState, generator_name, observe
 from streamrl_workers.metrics.bubbles import ProcessWall, WallPartition
 from streamrl_workers.scheduler.core import Core
+from streamrl_workers.scheduler.dispatch.status import dispatch_status
 from streamrl_workers.scheduler.effects import Effect
-from streamrl_workers.scheduler.server.status_endpoint import dispatch_status
 
 BEATS_PER_LEASE = 4
 """As the link of a generator that generates nothing sends them; one that generates sends one each second, which tells the same, only earlier."""

@@ -80,6 +80,11 @@ def _formatted(got: str, cel: str) -> Callable[[Any], str]:
     return lambda model: ", ".join(got.format(**{"self": model, each: item}) for item in failing({"self": model}))
 
 
+def rules_of(subject: str, *, others: str) -> Callable[..., FieldRule]:
+    """Return what makes rules of some documents; `others`: CEL that is true of all others."""
+    return lambda rule, cel, got="": FieldRule(f"{subject} {rule}", f"{others} || ({cel})", got)
+
+
 def repeated(values: Iterable[str]) -> str:
     """All of them, if two are equal."""
     got = list(values)

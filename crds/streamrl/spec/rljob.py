@@ -1,17 +1,17 @@
 """The RLJob: the one document that a user writes."""
 
-from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
 from streamrl import changes, names
-from streamrl.spec.algorithm import KL_ALGORITHMS, AlgorithmSpec
+from streamrl.spec.algorithm import AlgorithmSpec
 from streamrl.spec.base import ENDPOINT_PATTERN, NAME_PATTERN, CostQuantity, FieldRule, SpecModel, map_by
-from streamrl.spec.generators import GeneratorEngine, GeneratorPool, PoolName
+from streamrl.spec.generators import GeneratorPool, PoolName
 from streamrl.spec.model import Model
 from streamrl.spec.pod import CommonMetadata, ServiceAccount
 from streamrl.spec.references import OWN_OBJECTS_RULE
+from streamrl.spec.rules import JOB_RULES
 from streamrl.spec.scheduling import Scheduling
 from streamrl.spec.storage import Storage
 from streamrl.spec.task import AgentPool, Task
@@ -20,7 +20,6 @@ from streamrl.spec.training import (
     FailurePolicy,
     Pipeline,
     Trainer,
-    TrainerEngine,
     Weights,
 )
 
@@ -66,111 +65,6 @@ class Tracing(SpecModel):
         scheme, _, host = self.endpoint.split("/")[:3]
         port = host.rpartition("]")[2].partition(":")[2]
         return int(port) if port else 443 if scheme == "https:" else 80
-
-
-_ENGINES_WITHOUT_MODEL = GeneratorEngine.those(lambda engine: not engine.needs_model)
-_FROZEN_ENGINES = GeneratorEngine.those(lambda engine: engine.scores_frozen)
-_SIDE_PATH_ENGINES = GeneratorEngine.those(lambda engine: engine.side_path)
-_CUT_ENGINES = GeneratorEngine.those(lambda engine: not engine.whole_logprobs)
-_ALONE, _ALONE_CEL = GeneratorEngine.alone("g.engine")
-_TRAINERS = TrainerEngine.those(lambda engine: engine.needs_model)
-_TRAINERS_WITHOUT_MODEL = TrainerEngine.those(lambda engine: not engine.needs_model)
-
-
-def _rules_of(subject: str, *, others: str) -> Callable[..., FieldRule]:
-    """Makes rules of some jobs; `others`: CEL that is true of all others."""
-    return lambda rule, cel, got="": FieldRule(f"{subject} {rule}", f"{others} || ({cel})", got)
-
-
-_logical_rule = _rules_of("pipeline.delivery Logical", others="self.pipeline.delivery != 'Logical'")
-"""Of a job whose weights are to follow from the job alone."""
-_supervised_rule = _rules_of("algorithm.supervised", others="!has(self.algorithm.supervised)")
-"""Of a job whose samples are the data set's own answers."""
-_reference_rule = _rules_of("trainer.reference", others="!has(self.trainer.reference)")
-"""Of a job with a pool for the frozen model."""
-
-SUPERVISED_RULES = (
-    _supervised_rule(
-        "needs task.groupSize 1: each row is a group",
-        "self.task.groupSize == 1",
-        "{self.task.group_size}",
-    ),
-    _supervised_rule(
-        "needs pipeline.mode StreamSync: there is no generation to overlap with",
-        "self.pipeline.mode == 'StreamSync'",
-        "{self.pipeline.mode}",
-    ),
-    _supervised_rule(
-        "needs task.sampling.temperature 1: its loss is that of the model as it is",
-        "self.task.sampling.temperature == 1.0",
-        "{self.task.sampling.temperature:g}",
-    ),
-    _supervised_rule(
-        "goes without task.environment, task.agent and task.mixture: a row is one answer of one data set",
-        "!has(self.task.environment) && !has(self.task.agent) && !has(self.task.mixture)",
-    ),
-    _supervised_rule(
-        f"needs trainer.engine {_TRAINERS}: the {_TRAINERS_WITHOUT_MODEL} trainer has no tokenizer",
-        _TRAINERS.cel("self.trainer.engine"),
-    ),
-    FieldRule(
-        "task.groupSize must be at least 2: advantages are relative to the group; only algorithm.supervised takes 1",
-        "self.task.groupSize > 1 || has(self.algorithm.supervised)",
-    ),
-    FieldRule(
-        "generators must hold a pool: only algorithm.supervised trains without",
-        "self.generators.size() > 0 || has(self.algorithm.supervised)",
-    ),
-    FieldRule(
-        "task needs rewards, or mixture, where there are generators; only algorithm.distillation takes neither",
-        "self.generators.size() == 0 || has(self.task.mixture) || self.task.rewards.size() > 0 || "
-        "has(self.algorithm.distillation)",
-    ),
-    FieldRule(
-        "task.rewards must be absent without generators: nobody makes what they would score",
-        "self.generators.size() > 0 || self.task.rewards.size() == 0",
-        lambda spec: ", ".join(reward.name for reward in spec.task.rewards),
-    ),
-    FieldRule(
-        "scheduling.rebalance must be absent without generators",
-        "self.generators.size() > 0 || !has(self.scheduling.rebalance)",
-    ),
-)
-"""What goes with `algorithm.supervised`, and what has no meaning without generators."""
-
-
-REFERENCE_RULES = (
-    _reference_rule(
-        "needs a frozen model: algorithm distillation or trajectoryBalance, or a referenceKl",
-        " || ".join(
-            [
-                "has(self.algorithm.distillation) || has(self.algorithm.trajectoryBalance)",
-                *(f"(has(self.algorithm.{key}) && has(self.algorithm.{key}.referenceKl))" for key in KL_ALGORITHMS),
-            ]
-        ),
-        "{self.algorithm.key}",
-    ),
-    _reference_rule(
-        "must name one of several pools: the others generate",
-        "self.generators.size() > 1 && self.generators.exists(g, g.name == self.trainer.reference.pool)",
-        "{self.trainer.reference.pool}",
-    ),
-    _reference_rule(
-        f"needs a pool with engine {_FROZEN_ENGINES}, without scaling auto, weightCache and devices Trainer",
-        "!self.generators.exists(g, g.name == self.trainer.reference.pool && "
-        f"(!{_FROZEN_ENGINES.cel('g.engine')} || has(g.scaling.auto) || has(g.weightCache) || (has(g.devices) && g.devices == 'Trainer')))",
-        "{self.trainer.reference.pool}",
-    ),
-    _reference_rule(
-        "goes without pipeline.mode Colocated: its pool works while the others generate",
-        "self.pipeline.mode != 'Colocated'",
-    ),
-    _reference_rule(
-        "goes without storage.checkpoints.weightsFrom, but with algorithm distillation: its pool cannot reach that model",
-        "!has(self.storage.checkpoints.weightsFrom) || has(self.algorithm.distillation)",
-    ),
-)
-"""What goes with a pool for the frozen model."""
 
 
 class RLJobSpec(SpecModel):
@@ -255,75 +149,7 @@ class RLJobSpec(SpecModel):
         """What generators of a pool call their cluster; empty: it is the trainer's."""
         return "" if pool.cluster_name == self.trainer.cluster_name else pool.cluster_name or names.HOME
 
-    field_rules: ClassVar[tuple[FieldRule, ...]] = (
-        FieldRule(
-            "task.agent.pool must be absent with trainer.clusterName: agents have no way to a scheduler in another cluster",
-            "!has(self.trainer.clusterName) || !has(self.task.agent) || !has(self.task.agent.pool)",
-            "{self.trainer.cluster_name}",
-        ),
-        FieldRule(
-            f"name of generators must not be {names.AGENTS} beside task.agent.pool, which has that",
-            f"!has(self.task.agent) || !has(self.task.agent.pool) || self.generators.all(g, g.name != '{names.AGENTS}')",
-        ),
-        FieldRule(
-            "devices of generators must not all be Trainer but with mode Colocated: add a pool that generates while it trains",
-            "self.generators.size() == 0 || self.pipeline.mode == 'Colocated' || "
-            "self.generators.exists(g, (!has(g.devices) || g.devices == 'Own') && "
-            "(!has(self.trainer.reference) || g.name != self.trainer.reference.pool))",
-            "{self.pipeline.mode}",
-        ),
-        FieldRule(
-            "devices of generators must not be Own with mode Colocated: all are on the trainer's; leave it out",
-            "self.pipeline.mode != 'Colocated' || self.generators.all(g, !has(g.devices) || g.devices == 'Trainer')",
-            "{g.name}",
-        ),
-        FieldRule(
-            f"engine {_ENGINES_WITHOUT_MODEL} must be used by all generators and the trainer, or by none",
-            f"self.generators.all(g, {_ENGINES_WITHOUT_MODEL.cel('g.engine')} == "
-            f"{_TRAINERS_WITHOUT_MODEL.cel('self.trainer.engine')})",
-        ),
-        FieldRule(
-            f"engine {_CUT_ENGINES} needs task.sampling with topP 1 and without topK: its log-probs are those behind them",
-            f"!self.generators.exists(g, {_CUT_ENGINES.cel('g.engine')}) || "
-            "(self.task.sampling.topP == 1.0 && !has(self.task.sampling.topK))",
-            "topP {self.task.sampling.top_p:g}, topK {self.task.sampling.top_k}",
-        ),
-        FieldRule(
-            f"trainer.sherl needs engine {_SIDE_PATH_ENGINES} in all generators: no other computes a side path",
-            f"!has(self.trainer.sherl) || self.generators.all(g, {_SIDE_PATH_ENGINES.cel('g.engine')})",
-            "{g.engine.key}",
-        ),
-        FieldRule(
-            "algorithm.trajectoryBalance.replay must be absent with task.environment, task.agent or task.mixture: its samples are told apart by their prompts",
-            "!has(self.algorithm.trajectoryBalance) || !has(self.algorithm.trajectoryBalance.replay) || "
-            "!(has(self.task.environment) || has(self.task.agent) || has(self.task.mixture))",
-        ),
-        FieldRule(
-            "algorithm.archer needs task.environment or task.agent, and no task.mixture: its critic is of turns",
-            "!has(self.algorithm.archer) || has(self.task.environment) || has(self.task.agent)",
-        ),
-        FieldRule(
-            "algorithm.dapo.overlong must be absent where a task of task.mixture has maxTokens: it counts from sampling.maxTokens",
-            "!has(self.algorithm.dapo) || !has(self.algorithm.dapo.overlong) || !has(self.task.mixture) || "
-            "self.task.mixture.all(t, !has(t.maxTokens))",
-            "{t.name}",
-        ),
-        _logical_rule(
-            f"needs engine {_ALONE}: else the last digits of a log-prob follow from the batch",
-            f"self.generators.all(g, {_ALONE_CEL})",
-            "{g.engine.key}",
-        ),
-        _logical_rule(
-            "needs algorithm.dapo.dynamicSampling.maxDrawsPerStep 1: which groups are dropped follows from who comes first",
-            "!has(self.algorithm.dapo) || self.algorithm.dapo.dynamicSampling.maxDrawsPerStep == 1",
-        ),
-        _logical_rule(
-            "goes without scheduling.rebalance: a sample that moves is computed otherwise",
-            "!has(self.scheduling.rebalance)",
-        ),
-        *SUPERVISED_RULES,
-        *REFERENCE_RULES,
-    )
+    field_rules: ClassVar[tuple[FieldRule, ...]] = JOB_RULES
 
     @classmethod
     def all_cel_rules(cls) -> tuple[tuple[str, str], ...]:

@@ -8,7 +8,7 @@
         LINK writer ◀── OUTBOX ◀──┘ deltas
 
 Loops: link reader and writer (`link.py`), engine loop (`engine_loop.py`), pull (`weights/pull.py`), bubble samples (`metrics/bubbles.py`),
-signals port (`signals.py`). The first that ends, ends the process.
+signals port (`signals.py`). `weights.py` has what pulls them and passes them on. The first that ends, ends the process.
 
 A generator without a model folder fetches configuration and tokenizer from the scheduler first (`stream/model_files.py`).
 
@@ -24,16 +24,13 @@ import logging
 import os
 import signal
 import uuid
-from collections.abc import Awaitable, Callable
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 
 from streamrl.errors import EXIT_DONE, EXIT_RETRY, EXIT_USER_ERROR, UserError, UserErrors
 from streamrl.keys import DIR_METRICS, ENV_MODEL_PATH
 from streamrl.liveness import liveness_s
 from streamrl.metrics import GENERATOR
-from streamrl.proto import stream_pb2 as pb
-from streamrl.spec import RLJobSpec, parse_bytes
+from streamrl.spec import RLJobSpec
 from streamrl.text import log_to_stderr, say
 from streamrl_workers.generator.engine_loop import EngineLoop
 from streamrl_workers.generator.engines import engine_kind
@@ -42,6 +39,7 @@ from streamrl_workers.generator.link import GeneratorLink
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.generator.settings import GeneratorSettings, read_settings
 from streamrl_workers.generator.status import GeneratorStatus
+from streamrl_workers.generator.weights import GeneratorWeights
 from streamrl_workers.metrics.bubbles import BubbleSink, Recorder
 from streamrl_workers.metrics.signals import SignalsServer, WallMetrics
 from streamrl_workers.models.probe import Prover
@@ -51,13 +49,6 @@ from streamrl_workers.stream.channel import SchedulerLostError
 from streamrl_workers.stream.messages import ProtocolError, RefusedError
 from streamrl_workers.stream.model_files import fetch_model
 from streamrl_workers.stream.run_folder import write_endpoint
-from streamrl_workers.weights.cache import WeightCache
-from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import Nearby, Route, WeightsError, pull
-from streamrl_workers.weights.puller import Pull
-from streamrl_workers.weights.relay_store import RelayStore
-from streamrl_workers.weights.source import Source
-from streamrl_workers.weights.transports import TRANSPORTS, WeightServer
 
 _ROLE = "generator"
 
@@ -140,24 +131,15 @@ async def _serve(
     instance: str,
 ) -> GracefulShutdown:
     outbox = GeneratorOutbox()
-    cache = _weight_cache(settings, was_read=partial(status.weights_arrived, source="cache"), instance=instance)
-    serves = settings.weights_port is not None and not settings.is_frozen
-    serve = TRANSPORTS[settings.spec.weights.key].relay if serves else None
-    relay = None if serve is None else RelayStore()
-    server = None if serve is None or relay is None else _weight_server(settings, relay, serve=serve)
-    if server is not None:
-        status.served_bytes = lambda: server.served_bytes
-    nearby = Nearby(cache=cache, relay=relay, delta_used=status.delta_used, delta_failed=status.delta_failed)
-    pulls = pull_of(settings, arrived=status.weights_arrived, nearby=nearby)
+    weights = GeneratorWeights(settings, status=status, instance=instance)
     prover = Prover(
         engine=f"engine {settings.pool.engine.key}",
         precision=settings.spec.trainer.precision,
         quantized=settings.pool.engine.common.quantized,
     )
-    loop = EngineLoop(engine, pull=pulls, outbox=outbox, recorder=recorder, prover=prover)
-    address = "" if server is None else _reached_at(server, settings)
+    loop = EngineLoop(engine, pull=weights.pull, outbox=outbox, recorder=recorder, prover=prover)
     link = GeneratorLink(
-        loop, outbox=outbox, recorder=recorder, settings=settings, instance=instance, weights_address=address
+        loop, outbox=outbox, recorder=recorder, settings=settings, instance=instance, weights_address=weights.address
     )
     status.attach(loop, link=link)
     shutdown = GracefulShutdown(leave=link.leave)
@@ -167,31 +149,8 @@ async def _serve(
             link=link.run(), engine=loop.run(), failure=failure.wait(), samples=recorder.run(), shutdown=shutdown.wait()
         )
     finally:
-        if cache is not None:
-            cache.close()
-        if server is not None:
-            await asyncio.to_thread(server.close)
+        await weights.close()
     return shutdown
-
-
-def _weight_server(
-    settings: GeneratorSettings, relay: RelayStore, *, serve: Callable[..., WeightServer]
-) -> WeightServer:
-    variables, port = settings.variables, settings.weights_port
-    return serve(relay, token=variables.token, tls=variables.tls, host=variables.bind_host, port=port)
-
-
-def _reached_at(server: WeightServer, settings: GeneratorSettings) -> str:
-    host, _, port = server.address.rpartition(":")
-    given = settings.pod_ip
-    return f"{(f'[{given}]' if ':' in given else given) or host}:{port}"
-
-
-def _weight_cache(settings: GeneratorSettings, *, was_read: Callable[[int], None], instance: str) -> WeightCache | None:
-    spec = settings.pool.weight_cache
-    if spec is None:
-        return None
-    return WeightCache(Path(spec.path), most_bytes=parse_bytes(spec.max_bytes), name=instance, was_read=was_read)
 
 
 class EngineFailure:
@@ -211,73 +170,20 @@ class EngineFailure:
         raise EngineFailedError(await self._told)
 
 
-def pull_of(settings: GeneratorSettings, *, arrived: Callable[..., None], nearby: Nearby) -> Pull:
-    """How this job moves weights; `arrived` is told of all bytes that came over the network, with their `source`.
-
-    With deltas it holds the tensors of the version before; also where the trainer keeps a base, for that. Into a base in float32 adapters are
-    merged, in a thread; beside one of fewer digits the engine computes them (`models/published.py`).
-    """
-    transport, variables = settings.spec.weights, settings.variables
-    trainer, real = settings.spec.trainer, settings.pool.engine.common.needs_model
-    merges = real and trainer.lora is not None and trainer.unmerged_lora is None
-    holds = (real and trainer.keeps_base) or transport.has_deltas
-
-    def connect(target: pb.WeightsAvailable) -> Awaitable[Source]:
-        whose = {"token": variables.token, "cluster": settings.cluster}
-        if target.peer:
-            return TRANSPORTS[transport.key].connect(target.address, role="generator", tls=variables.tls, **whose)
-        address = settings.weights_address or target.address  # our way to it may be another one
-        return TRANSPORTS[transport.key].connect(address, role="trainer", tls=settings.weights_tls, **whose)
-
-    def told(target: pb.WeightsAvailable, size_bytes: int) -> None:
-        arrived(size_bytes, source="peer" if target.peer else "trainer")
-
-    async def pulled(route: Route) -> dict[str, TensorBytes]:
-        tensors = await pull(
-            route, timeout_s=transport.value.timeout_seconds, connect=connect, arrived=told, nearby=nearby
-        )
-        if not holds:
-            nearby.held.clear()
-        return await asyncio.to_thread(_merged, tensors) if merges else tensors
-
-    return pulled
-
-
-def _merged(tensors: dict[str, TensorBytes]) -> dict[str, TensorBytes]:
-    from streamrl_workers.models.published import merged  # needs torch, which the engine has loaded
-
-    try:
-        return merged(tensors)
-    except ValueError as error:
-        raise WeightsError(f"the trainer's weights cannot be used: {error}") from error
-
-
 async def _model_path(settings: GeneratorSettings) -> str | None:
     """Where configuration and tokenizer are, with the weights where they are frozen; None: the engine needs none."""
     if settings.is_frozen:
-        return await asyncio.to_thread(_frozen_path, settings)  # its import takes seconds, and the heartbeat goes on
+        return await asyncio.to_thread(_frozen_path, settings)
     if settings.model_path is not None or not settings.pool.engine.common.needs_model:
         return settings.model_path
     return str(await fetch_model(settings.scheduler, run_dir=settings.run_dir))
 
 
 def _frozen_path(settings: GeneratorSettings) -> str:
-    """Of the teacher, or of the initial model: in a pod both lie on a volume of the pool's."""
-    from streamrl_workers.models.frozen import TEACHER, frozen_directory  # needs torch, which the engine loads
+    """In a thread: its import takes seconds, and the heartbeat goes on."""
+    from streamrl_workers.models.frozen import path_in_pod  # needs torch, which the engine loads
 
-    teacher, model = settings.spec.algorithm.teacher, settings.spec.model
-    if teacher is not None:
-        return frozen_directory(teacher, base_dir=settings.base_dir, field=TEACHER)
-    if settings.model_path is not None:
-        return settings.model_path
-    if model.path is None or not Path(model.path.directory).is_absolute():
-        raise UserError(
-            field="spec.trainer.reference.pool",
-            rule="needs a model of spec.model.path, in a directory that its pods have mounted",
-            got=model.key,
-            fix="put the model on a volume of the pool's pod, or leave trainer.reference out",
-        )
-    return model.path.directory
+    return path_in_pod(settings.spec, model_path=settings.model_path, base_dir=settings.base_dir)
 
 
 def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: Callable[[str], None]) -> Engine:

@@ -7,6 +7,7 @@ nor what is done with its log-probs.
 from pathlib import Path
 
 from streamrl.errors import UserError
+from streamrl.spec import RLJobSpec
 from streamrl.spec.model import FrozenModel
 from streamrl_workers.models.load import download, load_config, load_tokenizer
 
@@ -27,6 +28,23 @@ def frozen_directory(model: FrozenModel, *, base_dir: Path, field: str, fetched:
             fix=f"there is none at {directory}",
         )
     return str(directory)
+
+
+def path_in_pod(spec: RLJobSpec, *, model_path: str | None, base_dir: Path) -> str:
+    """Of the teacher, or of the initial model: in a pod both lie on a volume of the pool's. `model_path`: of the initial one, where it is here."""
+    teacher, model = spec.algorithm.teacher, spec.model
+    if teacher is not None:
+        return frozen_directory(teacher, base_dir=base_dir, field=TEACHER)
+    if model_path is not None:
+        return model_path
+    if model.path is None or not Path(model.path.directory).is_absolute():
+        raise UserError(
+            field="spec.trainer.reference.pool",
+            rule="needs a model of spec.model.path, in a directory that its pods have mounted",
+            got=model.key,
+            fix="put the model on a volume of the pool's pod, or leave trainer.reference out",
+        )
+    return model.path.directory
 
 
 def check_same_tokens(frozen: str, *, policy: str, field: str) -> None:

@@ -175,17 +175,7 @@ class Delivery:
         order: DeliveryOrder,
         idle_cause: str = "",
     ) -> None:
-        """Make the delivery.
-
-        Args:
-            settings: the job.
-            outbox: takes the effects.
-            groups: all groups.
-            link: the trainer.
-            ready: groups that are scored.
-            order: which group is next.
-            idle_cause: why the trainer has nothing to compute; empty: found at the time.
-        """
+        """`idle_cause`: why the trainer has nothing to compute; empty: found at the time."""
         self._settings = settings
         self._outbox = outbox
         self._groups = groups

@@ -59,17 +59,7 @@ class Evaluator:
         kv: KvEstimate,
         trainer_waits: bool = False,
     ) -> None:
-        """Make the evaluator.
-
-        Args:
-            settings: the job.
-            outbox: takes the effects.
-            fleet: all generators.
-            done: versions that have been evaluated.
-            failures: kind -> samples that got no reward, counted here too.
-            kv: estimates what a sample takes of a generator's memory.
-            trainer_waits: whether the trainer waits for evaluations.
-        """
+        """`done`: versions that have been evaluated. `failures`: kind -> samples that got no reward, counted here too."""
         self._trainer_waits = trainer_waits
         self._settings = settings
         self._of = settings.evaluation

@@ -22,7 +22,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.delivery import Delivery, TrainerLink
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.generators import Fleet
-from streamrl_workers.scheduler.model import Group, GroupEvent, GroupState, GroupTable, ScoredGroup
+from streamrl_workers.scheduler.model import Group, GroupEvent, GroupState, GroupTable, ScoredGroup, add_up
 from streamrl_workers.scheduler.planning import Planner
 from streamrl_workers.scheduler.records import (
     AttemptStarted,
@@ -30,7 +30,6 @@ from streamrl_workers.scheduler.records import (
     Recovered,
     SampleStats,
     StepTaken,
-    add_up,
 )
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.scheduler.views import StepSummary, TaskSummary
@@ -74,13 +73,6 @@ class History:
         """Continue the history of the journal.
 
         Args:
-            settings: the job.
-            outbox: takes the effects.
-            recovered: what the journal holds.
-            groups: all groups.
-            fleet: counts reissued samples.
-            link: the trainer.
-            delivery: what the trainer is given.
             failures: kind -> samples that got no reward.
             states: takes the states of steps; None: steps have no states.
             welcome: fields that extensions set in the message that welcomes a trainer.

@@ -4,7 +4,7 @@
    generators ══ gRPC ══╗                          ┌── journal (writer thread) ── journal.sqlite
    trainer ═════ gRPC ══╬══ service ── executor ── core (pure)
    task pool ── client ══╣        └── status endpoint ── metrics/*.jsonl, signals port
-   ranker's process ─────╝       metrics/*.jsonl, archive ── a process for each tracker
+   what some jobs use ───╝  (`server/guests.py`)
 ```
 Owns the order of start and end, and the exit code. Decides nothing about groups.
 
@@ -41,7 +41,6 @@ from streamrl_workers.process.awake_loop import AwakeLoop
 from streamrl_workers.process.heartbeat import beat_from
 from streamrl_workers.process.shutdown import first_of, serve_until_told, watch_parent
 from streamrl_workers.process.silences import folders_of
-from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.journal.adoption import Adopted, adopt_from_volume, read_adopted
 from streamrl_workers.scheduler.journal.archiver import Archiver
@@ -52,9 +51,9 @@ from streamrl_workers.scheduler.journal.writer import JournalWriter
 from streamrl_workers.scheduler.records import Recovered
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.executor import Executor, TaskSource
+from streamrl_workers.scheduler.server.guests import Guests
 from streamrl_workers.scheduler.server.lifetime import ExitDecision, Loops, ProcessExit, report, tick_forever
 from streamrl_workers.scheduler.server.peer_messages import Door
-from streamrl_workers.scheduler.server.ranker_client import RankerClient
 from streamrl_workers.scheduler.server.result import (
     failure_of,
     keep_numbers,
@@ -68,14 +67,11 @@ from streamrl_workers.scheduler.server.result import (
 )
 from streamrl_workers.scheduler.server.service import Ports, SchedulerService
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
-from streamrl_workers.scheduler.server.tracker_clients import TrackerClients
 from streamrl_workers.scheduler.settings import SchedulerEnvironment, SchedulerSettings
-from streamrl_workers.scheduler.traces.tracer import Tracer, make_tracer
 from streamrl_workers.stream.run_folder import claim_run_folder, read_model_path, write_json_atomically
 from streamrl_workers.tasks.agent_hosts import AgentHosts
 from streamrl_workers.tasks.pool import TaskPool
 from streamrl_workers.tasks.values import TaskPoolError
-from streamrl_workers.trackers.registry import check_trackers
 
 log = logging.getLogger("streamrl.scheduler")
 LINGER_S = 10.0
@@ -94,8 +90,10 @@ class Pool(TaskSource, Protocol):
     """Of the data, once it has started."""
     reward_took: Callable[[str, float], None]
     """Told of each reward that was asked: its name, and the seconds that it took."""
-    agent_hosts: AgentHosts | None
-    """In processes or pods of their own; None: the job has no pool of agents."""
+
+    @property
+    def agent_hosts(self) -> AgentHosts | None:
+        """In processes or pods of their own; None: the job has no pool of agents."""
 
     async def start(self) -> None:
         """Start its processes."""
@@ -184,29 +182,26 @@ async def serve(
             write_json_atomically(
                 environment.run_dir / FILE_JOB, job.model_dump(mode="json", by_alias=True, exclude_none=True)
             )
-        tracer = make_tracer(job, run_dir=environment.run_dir, recovered=recovered)
+        guests = Guests(environment, job=job, recovered=recovered)
         pool = make_pool(job, environment)
         ports = await Ports.open(environment, ending=ending)
-        trackers = TrackerClients(job, run_dir=environment.run_dir, store_dir=environment.store_dir)
         run = Run(
             environment=environment,
             job=job,
             journal=journal,
             pool=pool,
             ending=ending,
-            trackers=trackers,
-            tracer=tracer,
+            guests=guests,
         )
         try:
             ended = await _run(run, recovered, ports)
-            await trackers.end(ended)
+            await guests.end(ended)
             return ended
         finally:
-            await trackers.end(None)
+            await guests.end(None)
             await ports.close()
             await pool.close()
-            if tracer is not None:
-                await asyncio.to_thread(tracer.close)
+            await guests.close()
     finally:
         await journal.aclose()
 
@@ -231,17 +226,14 @@ class Run:
     journal: JournalWriter
     pool: Pool
     ending: ExitDecision
-    trackers: TrackerClients
-    tracer: Tracer | None = None
+    guests: Guests
 
 
 async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
-    """1 ranker and task pool, 2 core and parts, 3 journal and loops, 4 open the door, 5 wait, 6 end."""
+    """1 checks and task pool, 2 core and parts, 3 journal and loops, 4 open the door, 5 wait, 6 end."""
     remove_result(run.environment.run_dir)
     try:
-        choice = None if recovered.ended else run.job.spec.scheduling.ranker
-        check_ranker(choice, base_dir=run.environment.code_dir)
-        check_trackers(run.job.spec.trackers)
+        run.guests.check()
     except UserError as error:
         return _failed(run, ProcessExit(exit_code=EXIT_USER_ERROR, line=str(error)))
     early = None if recovered.ended else await _start_pool(run) or _check_data(run, recovered)
@@ -263,26 +255,21 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     run.pool.reward_took = status.reward_took
     ports.fault = run.journal.fault
     executor = Executor(core, journal=run.journal, connections=connections, status=status, ending=run.ending)
-    base_dir, run_dir = run.environment.code_dir, run.environment.run_dir
-    ranker = RankerClient(choice, base_dir=base_dir, run_dir=run_dir, on_scores=executor.on_ranked)
-    executor.attach(run.pool, ranker=ranker, tracer=run.tracer, agent_hosts=run.pool.agent_hosts)
-    if run.tracer is not None:
-        connections.on_event = run.tracer.event
-        status.spans = run.tracer.spans
-    status.ranker = ranker.status
-    status.agent_hosts = run.pool.agent_hosts
-    status.trackers = run.trackers
+    executor.attach(run.pool)
+    guests = run.guests.join(
+        executor, core=core, connections=connections, status=status, agent_hosts=run.pool.agent_hosts
+    )
     run.journal.start(on_committed=executor.on_committed, on_fault=lambda error: report(error, ending=run.ending))
     lease_s = run.job.spec.scheduling.lease_seconds
     executor.call(core.start, clock_s())
-    run.trackers.start()
+    run.guests.start()
     loops = Loops(run.ending)
     tick = _tick(executor, core=core, journal=run.journal, clock_s=clock_s, lease_s=lease_s)
     loops.start(
         {
             "tick": tick_forever(tick, lease_s=lease_s),
             "tasks": executor.run_tasks(run.pool),
-            "ranker process": ranker.run(),
+            **guests,
         }
     )
     service = SchedulerService(

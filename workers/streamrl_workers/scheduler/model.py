@@ -20,16 +20,18 @@ step <= b + S; a step takes exactly B groups. Invariant: for every version j of 
 and no live group began before k-S. k is the step being filled and `room` the groups that it lacks.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
 
+from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.records import SampleStats
 from streamrl_workers.scheduler.sample import Sample, illegal_event
 from streamrl_workers.scheduler.settings import TaskSettings
+from streamrl_workers.stream.segments import completion_tokens
 from streamrl_workers.tasks.values import Prompt
 
 
@@ -472,4 +474,50 @@ def batch_complete(ready: Mapping[int, int], *, room: int, due: Mapping[int, int
         return False
     return all(
         sum(count for begun, count in ready.items() if begun <= version) >= must for version, must in due.items()
+    )
+
+
+# ---- what scored samples add up to
+
+
+def stats_of(samples: Iterable[pb.Sample]) -> SampleStats:
+    """Of the samples of one group."""
+    return add_up(_stats_of_one(sample) for sample in samples)
+
+
+def stats_of_stored(trajectories: Iterable[bytes]) -> SampleStats:
+    """The same of serialized samples."""
+    return stats_of(map(pb.Sample.FromString, trajectories))
+
+
+def _stats_of_one(sample: pb.Sample) -> SampleStats:
+    has_reward, tokens = sample.HasField("reward"), completion_tokens(sample)
+    return SampleStats(
+        samples=1,
+        reward_sum=sample.reward if has_reward else 0.0,
+        reward_count=int(has_reward),
+        unrewarded=int(sample.resampled),
+        truncated=int(sample.finish_reason == "length" and not any(s.observation for s in sample.segments)),
+        lengths=(tokens,),
+        turns_sum=sum(not segment.observation for segment in sample.segments) or 1,
+        part_sums=dict(sample.reward_parts) if has_reward else {},
+    )
+
+
+def add_up(stats: Iterable[SampleStats]) -> SampleStats:
+    """Of all of them."""
+    some = list(stats)
+    part_sums: defaultdict[str, float] = defaultdict(float)
+    for one in some:
+        for name, value in one.part_sums.items():
+            part_sums[name] += value
+    return SampleStats(
+        samples=sum(one.samples for one in some),
+        reward_sum=sum(one.reward_sum for one in some),
+        reward_count=sum(one.reward_count for one in some),
+        unrewarded=sum(one.unrewarded for one in some),
+        truncated=sum(one.truncated for one in some),
+        lengths=tuple(tokens for one in some for tokens in one.lengths),
+        turns_sum=sum(one.turns_sum for one in some),
+        part_sums=dict(sorted(part_sums.items())),
     )

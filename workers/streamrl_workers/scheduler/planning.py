@@ -74,7 +74,6 @@ class Planner:
     ) -> None:
         """`sources`: each group is of the first source that claims its number; the last one claims all. `first`: number of the next group."""
         self._settings = settings
-        self._tasks = settings.tasks
         self._outbox = outbox
         self._groups = groups
         self._window = groups.window
@@ -373,14 +372,16 @@ class Dispatcher:
         self._overlaps = overlaps
         self._lengths = lengths
         self._seen: tuple[bool, int, int] | None = None
-        """Trust, batches and measured curves at the last order."""
+        """Trust, and with it batches and measured curves, at the last order."""
         self._signals: frozenset[str] = frozenset()
         """Trusted at the last order."""
         self._fleet_changes = 0
 
     def refresh(self) -> None:
         """Make an order if something that bears on it has changed."""
-        seen = (self._lengths.trusted, self._waiting.batches, self._fleet.curves.kinds)
+        trusted = self._lengths.trusted
+        # Without trust a policy is given nothing but that.
+        seen = (trusted, self._waiting.batches, self._fleet.curves.kinds) if trusted else (trusted, 0, 0)
         signals, changes = self._lengths.trusted_signals, self._fleet.changes - self._fleet_changes
         other_fleet = changes > 0 and changes > len(self._fleet) // FLEET_SHARE
         if seen == self._seen and signals == self._signals and not other_fleet:

@@ -1,15 +1,10 @@
 """What the journal holds of a run, as values: its records, and what they leave after a restart.
 
-Owns no behaviour but the sums of one scored group, which stay in memory while its samples are in the journal alone.
 The journal's files belong to `journal/`; what the core asks for besides, to `effects.py`.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.stream.segments import completion_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,49 +143,6 @@ class SampleStats:
     def tokens_max(self) -> int:
         """Of the longest."""
         return max(self.lengths, default=0)
-
-
-def stats_of(samples: Iterable[pb.Sample]) -> SampleStats:
-    """Of the samples of one group."""
-    return add_up(_stats_of_one(sample) for sample in samples)
-
-
-def stats_of_stored(trajectories: Iterable[bytes]) -> SampleStats:
-    """The same of serialized samples."""
-    return stats_of(map(pb.Sample.FromString, trajectories))
-
-
-def _stats_of_one(sample: pb.Sample) -> SampleStats:
-    has_reward, tokens = sample.HasField("reward"), completion_tokens(sample)
-    return SampleStats(
-        samples=1,
-        reward_sum=sample.reward if has_reward else 0.0,
-        reward_count=int(has_reward),
-        unrewarded=int(sample.resampled),
-        truncated=int(sample.finish_reason == "length" and not any(s.observation for s in sample.segments)),
-        lengths=(tokens,),
-        turns_sum=sum(not segment.observation for segment in sample.segments) or 1,
-        part_sums=dict(sample.reward_parts) if has_reward else {},
-    )
-
-
-def add_up(stats: Iterable[SampleStats]) -> SampleStats:
-    """Of all of them."""
-    some = list(stats)
-    part_sums: defaultdict[str, float] = defaultdict(float)
-    for one in some:
-        for name, value in one.part_sums.items():
-            part_sums[name] += value
-    return SampleStats(
-        samples=sum(one.samples for one in some),
-        reward_sum=sum(one.reward_sum for one in some),
-        reward_count=sum(one.reward_count for one in some),
-        unrewarded=sum(one.unrewarded for one in some),
-        truncated=sum(one.truncated for one in some),
-        lengths=tuple(tokens for one in some for tokens in one.lengths),
-        turns_sum=sum(one.turns_sum for one in some),
-        part_sums=dict(sorted(part_sums.items())),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

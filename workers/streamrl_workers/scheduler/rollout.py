@@ -41,9 +41,10 @@ from streamrl_workers.scheduler.model import (
     GroupTable,
     SampleStage,
     ScoredGroup,
+    stats_of,
 )
 from streamrl_workers.scheduler.planning import Planner, WaitingGroups
-from streamrl_workers.scheduler.records import Dropped, Scored, stats_of
+from streamrl_workers.scheduler.records import Dropped, Scored
 from streamrl_workers.scheduler.sample import Sample, SampleEvent, SampleState, covers, validate_progress
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.stream.archive import is_archived
@@ -78,19 +79,7 @@ class SampleLifecycle:
         stages: Callable[["SampleLifecycle"], Sequence[SampleStage]] = lambda _lifecycle: (),
         filters: Sequence[GroupFilter] = (),
     ) -> None:
-        """Make the lifecycle.
-
-        Args:
-            settings: the job.
-            outbox: takes the effects.
-            groups: all groups.
-            fleet: all generators.
-            waiting: the central queue.
-            lengths: learns from what is generated.
-            on_scored: called when a group's record is durable.
-            stages: makes what adds results to finished samples.
-            filters: drop scored groups.
-        """
+        """`on_scored`: called when a group's record is durable. `stages`: makes what adds results to finished samples."""
         self._settings = settings
         self._outbox = outbox
         self._groups = groups

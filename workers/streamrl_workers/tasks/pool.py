@@ -3,9 +3,8 @@
 ```
   scheduler ──put──▶ Backlog ──▶ WorkerSlot 0 ══ worker process 0      (worker.py)
       ▲                  │  └──▶ WorkerSlot 1 ══ worker process 1
-      └─────results──────┼─────▶ ConcurrentSlot ══ endpoint client     (worker.py; only with `http` rewards)
-                         ├─────▶ ConcurrentSlot ══ agent host          (agent_host.py; only with `task.agent`: prompts and turns)
-                         └─────▶ ConcurrentSlot ══ item reader ──▶ AgentHosts      (agent_hosts.py; so with `task.agent.pool`)
+      └─────results──────┼─────▶ EndpointStage         (endpoint_stage.py; only with `http` rewards)
+                         └─────▶ AgentStage            (agent_stage.py; only with `task.agent`: prompts and turns)
 ```
 Owns the backlog, the slots and the fork server. Does not import the data set or user code (the scheduler stays small), does
 not pickle.
@@ -18,28 +17,21 @@ Loops: one per slot (`worker_slots.py`) and the fork server's listener (`fork_se
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict, deque
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from streamrl import names
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
-from streamrl.spec.task import AgentSpec
-from streamrl_workers.rewards.budget import SampleBudget, sample_budget
-from streamrl_workers.tasks.agent_hosts import AgentHosts, ItemPlace, item_place
+from streamrl_workers.tasks.agent_hosts import AgentHosts
+from streamrl_workers.tasks.agent_stage import AgentStage
+from streamrl_workers.tasks.endpoint_stage import EndpointStage
 from streamrl_workers.tasks.fork_server import ForkServer
 from streamrl_workers.tasks.protocol import (
     SPAWN,
-    SPAWN_AGENT_HOST,
-    SPAWN_ENDPOINT_CLIENT,
-    SPAWN_ITEM_READER,
-    agent_row,
-    item_row,
-    request_message,
     result_of,
 )
 from streamrl_workers.tasks.values import (
@@ -53,24 +45,17 @@ from streamrl_workers.tasks.values import (
     index_of,
 )
 from streamrl_workers.tasks.worker_slots import (
-    MAKE_ITEM_TIMEOUT_S,
-    ConcurrentSlot,
     PoolProcess,
     TaskDuties,
     Took,
     WorkerDuties,
     WorkerSlot,
     WorkItem,
-    endpoint_row,
     limits_of,
 )
 
 MEMORY_LIMIT_BYTES = 4 << 30
 """Growth of one worker's address space; generous, so that only leaks meet it."""
-READING = 4
-"""Items that an item reader is asked for at a time: it is never idle for want of the next one."""
-KEPT_ITEMS_BYTES = 64 << 20
-"""Of items for agent hosts: many of a few kilobytes, some of the largest."""
 CLOSED = "the task pool is closed"
 
 log = logging.getLogger("streamrl.scheduler")
@@ -106,13 +91,22 @@ class TaskPool:
         self._count = processes or job.spec.task.processes
         self._shares = job.spec.task.shares
         self._duties = [TaskDuties(rewards=task.rewards, limits=limits_of(task)) for task in job.spec.task.tasks]
-        rewards = [reward for task in job.spec.task.tasks for reward in task.rewards]
-        endpoints = [(reward.http, reward.timeout_seconds) for reward in rewards if reward.http is not None]
+        tasks = job.spec.task.tasks
         self._run_dir = run_dir
-        self._budgets: list[SampleBudget | None] = []
-        """One for each task, since the start."""
-        at_once = min((http.most_at_once(timeout_s) for http, timeout_s in endpoints), default=None)
-        self._backlog = Backlog(slots=self._count, most_completions=at_once)
+        self._endpoints: EndpointStage | None = None
+        if any(reward.http is not None for task in tasks for reward in task.rewards):
+            self._endpoints = EndpointStage(tasks, process=self._process, finish=self._on_row, took=self._on_endpoints)
+        most = None if self._endpoints is None else self._endpoints.most_at_once
+        self._backlog = Backlog(slots=self._count, most_completions=most)
+        self._agents: AgentStage | None = None
+        if (agent := job.spec.task.agent) is not None:
+            self._agents = AgentStage(
+                agent,
+                job_name=job.metadata.name,
+                process=self._process,
+                finish=self._on_row,
+                fail=self._backlog.close,
+            )
         self._fork_server: ForkServer | None = None
         self._fork_server_lock = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
@@ -126,45 +120,14 @@ class TaskPool:
         self.fingerprint: Mapping[str, str] = {}
         """Of the data, as `OpenedData` has it; empty while it was not opened."""
         self.reward_took: Took = lambda _name, _seconds: None
-        self._endpoints: ConcurrentSlot | None = None
-        if endpoints:
-            self._endpoints = ConcurrentSlot(
-                PoolProcess(SPAWN_ENDPOINT_CLIENT, fork_server=self._living_fork_server),
-                name="the process that asks endpoints",
-                timeout_s=max(http.longest_s(timeout_s) for http, timeout_s in endpoints),
-                finish=self._on_row,
-                took=self._on_endpoints,
-            )
-        agent = job.spec.task.agent
-        self._agents = None if agent is None or agent.pool is not None else self._agent_host(agent)
-        self._items: ItemQueue | None = None
-        self._texts = ItemTexts(most_bytes=KEPT_ITEMS_BYTES)
-        self.agent_hosts: AgentHosts | None = None
+
+    @property
+    def agent_hosts(self) -> AgentHosts | None:
         """In processes or pods of their own; None: there are none."""
-        if agent is not None and agent.pool is not None:
-            self._items = ItemQueue(self._item_reader())
-            awaited = f"processes {names.AGENTS}-0, ... (pods of {names.pool(job.metadata.name, names.AGENTS)})"
-            self.agent_hosts = AgentHosts(
-                sessions=agent.sessions, max_turns=agent.max_turns, awaited=awaited, finish=self._on_hosted
-            )
+        return None if self._agents is None else self._agents.hosts
 
-    def _agent_host(self, agent: AgentSpec) -> ConcurrentSlot:
-        return ConcurrentSlot(
-            PoolProcess(SPAWN_AGENT_HOST, fork_server=self._living_fork_server),
-            name="the agent host",
-            timeout_s=agent.timeout_seconds,
-            finish=self._on_row,
-            begins_at_once=False,
-        )
-
-    def _item_reader(self) -> ConcurrentSlot:
-        return ConcurrentSlot(
-            PoolProcess(SPAWN_ITEM_READER, fork_server=self._living_fork_server),
-            name="the item reader",
-            timeout_s=MAKE_ITEM_TIMEOUT_S,
-            finish=self._on_read,
-            begins_at_once=False,
-        )
+    def _process(self, spawn: bytes) -> PoolProcess:
+        return PoolProcess(spawn, fork_server=self._living_fork_server)
 
     async def start(self) -> None:
         """Open the data set and the rewards in the fork server, and have one worker say hello.
@@ -173,8 +136,9 @@ class TaskPool:
             UserError: the job's data set, rewards or functions cannot be used.
             TaskPoolError: the processes did not start in time.
         """
-        self._budgets = [sample_budget(task, run_dir=self._run_dir) for task in self._job.spec.task.tasks]
-        processes = [PoolProcess(SPAWN, fork_server=self._living_fork_server) for _ in range(self._count)]
+        if self._endpoints is not None:
+            self._endpoints.open(self._run_dir)
+        processes = [self._process(SPAWN) for _ in range(self._count)]
         try:
             await processes[0].connect()
         except BaseException:
@@ -188,34 +152,21 @@ class TaskPool:
             took=lambda name, seconds: self.reward_took(name, seconds),  # noqa: PLW0108 - it is given later
         )
         running = [WorkerSlot(number, process=one, duties=duties).run() for number, one in enumerate(processes)]
-        items = None if self._items is None else self._items.reader
-        more = (self._endpoints, self._agents, items, self.agent_hosts)
-        running += [one.run() for one in more if one is not None]
+        running += [] if self._endpoints is None else [self._endpoints.run()]
+        running += [] if self._agents is None else self._agents.loops()
         self._tasks = [
             asyncio.create_task(self._keep(run), name=f"task-pool-slot-{number}") for number, run in enumerate(running)
         ]
 
     def put(self, request: Request) -> None:
         """Ask for something; its results come by `results`."""
-        if isinstance(request, ScoreSample) and self.agent_hosts is not None:
-            self.agent_hosts.forget((request.group_id, request.sample_index))
-        if isinstance(request, ScoreSample) or not (self._agents or self._items):
+        if self._agents is None:
             self._backlog.put(request)
-            return
-        for one in single_requests(request):
-            work = WorkItem(request=one)
-            if self._items is not None:
-                self._with_item(work, place=item_place(one), items=self._items)
-            elif self._agents is not None:
-                self._agents.ask(work, request_message(one), row_of=partial(agent_row, one))
-
-    def _with_item(self, work: WorkItem, *, place: ItemPlace, items: "ItemQueue") -> None:
-        """Read its item, or take it from those that were read."""
-        text = self._texts.get(place)
-        if text is None:
-            items.ask(work)
+        elif isinstance(request, ScoreSample):
+            self._agents.forget(request)
+            self._backlog.put(request)
         else:
-            self._on_item(work, text)
+            self._agents.put(request)
 
     async def results(self) -> Sequence[Result]:
         """What has been done since the last call, at least one; waits for it.
@@ -235,8 +186,8 @@ class TaskPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for budget in filter(None, self._budgets):
-            budget.close()
+        if self._endpoints is not None:
+            self._endpoints.close()
         if self._fork_server is not None:
             await self._fork_server.close()
 
@@ -246,9 +197,7 @@ class TaskPool:
             match row:
                 case [values, str(body), raised] if self._endpoints is not None:
                     task = self._shares.task_of(index_of(work.request))
-                    if (budget := self._budgets[task]) is not None:
-                        budget.take()
-                    self._endpoints.ask(work, [task, body], row_of=partial(endpoint_row, values=values, raised=raised))
+                    self._endpoints.ask(work, task=task, body=body, values=values, raised=raised)
                     return
                 case {"kind": kind}:
                     self.failures[kind] += 1
@@ -263,26 +212,6 @@ class TaskPool:
         if task not in self._raised:
             log.warning("%s; such answers score 0 and are counted as verifier_raised, without a line for each", raised)
         self._raised.add(task)
-
-    def _on_hosted(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
-        """A prompt dies with its hosts alone, as what a program does is its samples' failure: another try may have it."""
-        match work.request, row:
-            case NeedPrompts(split=split, first_index=index), {"kind": "died", "error": text}:
-                self._backlog.close(TaskPoolError(f"{split} prompt {index} was not made: {text}"))
-            case _:
-                self._on_row(work, row)
-
-    def _on_read(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - a checked row of `protocol.py`
-        assert self._items is not None
-        self._items.done()
-        self._on_item(work, row)
-
-    def _on_item(self, work: WorkItem, row: Any) -> None:  # noqa: ANN401 - as above
-        if isinstance(row, str) and self.agent_hosts is not None:
-            self._texts.put(item_place(work.request), row)
-            self.agent_hosts.ask(work, item=row)
-        else:
-            self._on_row(work, row)
 
     def _on_endpoints(self, work: WorkItem, seconds: float) -> None:
         """They are asked at once and answer together."""
@@ -316,63 +245,6 @@ class TaskPool:
                 raise TaskPoolError("the data of the job has changed since it was opened")
             self.held_out_size, self.fingerprint = opened
             return self._fork_server
-
-
-def single_requests(request: NeedPrompts | PlayTurn) -> Iterator[NeedPrompts | PlayTurn]:
-    """A range of prompts one by one; anything else as it is."""
-    if not isinstance(request, NeedPrompts):
-        yield request
-        return
-    for index in range(request.first_index, request.first_index + request.count):
-        yield replace(request, first_index=index, count=1)
-
-
-class ItemQueue:
-    """What waits for an item reader, turns before prompts: a turn waits for `READING` items at most, however many are read ahead."""
-
-    def __init__(self, reader: ConcurrentSlot) -> None:
-        self.reader = reader
-        self._turns: deque[WorkItem] = deque()
-        self._prompts: deque[WorkItem] = deque()
-        self._free = READING
-
-    def ask(self, work: WorkItem) -> None:
-        """Have its item read."""
-        (self._turns if isinstance(work.request, PlayTurn) else self._prompts).append(work)
-        self._fill()
-
-    def done(self) -> None:
-        """One was read."""
-        self._free += 1
-        self._fill()
-
-    def _fill(self) -> None:
-        while self._free and (line := self._turns or self._prompts):
-            self._free -= 1
-            work = line.popleft()
-            self.reader.ask(work, item_place(work.request), row_of=item_row)
-
-
-class ItemTexts:
-    """The items that were asked for last, as text in ASCII: each turn of each sample of a group has the same one."""
-
-    def __init__(self, *, most_bytes: int) -> None:
-        self._free_bytes = most_bytes
-        self._texts: OrderedDict[ItemPlace, str] = OrderedDict()
-
-    def get(self, place: ItemPlace) -> str | None:
-        """None: it is not kept."""
-        if place in self._texts:
-            self._texts.move_to_end(place)
-        return self._texts.get(place)
-
-    def put(self, place: ItemPlace, text: str) -> None:
-        """Keep it; the one that nobody has asked for the longest goes."""
-        if self.get(place) is None:
-            self._texts[place] = text
-            self._free_bytes -= len(text)
-        while self._free_bytes < 0:
-            self._free_bytes += len(self._texts.popitem(last=False)[1])
 
 
 class Backlog:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.records import Dropped
 from streamrl_workers.scheduler.server.executor import Executor
+from streamrl_workers.scheduler.server.guests import watch_drops
 from streamrl_workers.scheduler.server.lifetime import ExitDecision
 from streamrl_workers.tasks import agent_hosts
 from streamrl_workers.tasks.agent_hosts import MAX_LOSSES, MAX_LOSSES_UNSTARTED, AgentHosts, HostedItem
@@ -261,9 +262,10 @@ async def test_a_session_ends_with_its_sample_or_its_group(tmp_path: Path) -> No
     pool.put(ScoreSample(group_id=0, sample_index=1, split="train", prompt_index=0, completion="a"))
     assert hosts.numbers["sessions"] == 2
 
-    nowhere: Any = SimpleNamespace(to_generator=None, to_trainer=None, append=lambda _: None, ask=None, has_more=False)
+    nowhere: Any = SimpleNamespace(to_generator=None, to_trainer=None, append=lambda _: None, has_more=False)
     executor = Executor(nowhere, journal=nowhere, connections=nowhere, status=nowhere, ending=ExitDecision())
-    executor.attach(pool, ranker=nowhere, agent_hosts=hosts)
+    executor.attach(pool)
+    watch_drops(executor, hosts)
     for group_id, left in ((1, 2), (0, 0)):
         dropped = Dropped(group_id=group_id, reason="too_old")
         executor.call(lambda dropped=dropped: [fx.Write(sequence=1, record=dropped)])

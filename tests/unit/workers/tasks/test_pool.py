@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from streamrl_workers.tasks.pool import READING, Backlog, ItemQueue
+from streamrl_workers.tasks.agent_stage import READING, ItemQueue
+from streamrl_workers.tasks.pool import Backlog
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, ScoreSample, TaskPoolError
 from streamrl_workers.tasks.worker_slots import WorkItem
 

@@ -26,7 +26,8 @@ from streamrl_workers.scheduler.journal.fingerprint import read_fingerprint
 from streamrl_workers.scheduler.journal.integrity import DamagedSamplesError, samples_digest
 from streamrl_workers.scheduler.journal.store import SAMPLE_BITS, newest_checkpoint
 from streamrl_workers.scheduler.lengths import MAX_PROMPTS, WEIGHT
-from streamrl_workers.scheduler.records import Recovered, RecoveredGroup, stats_of_stored
+from streamrl_workers.scheduler.model import stats_of_stored
+from streamrl_workers.scheduler.records import Recovered, RecoveredGroup
 from streamrl_workers.stream.digests import EMPTY_CHAIN, composition_digest, extend_chain
 from streamrl_workers.stream.packing import pack_int64, unpack_int64
 from streamrl_workers.stream.segments import completion_tokens

@@ -14,19 +14,14 @@ records, as after a kill.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, ParamSpec, Protocol
 
 from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.journal.writer import JournalWriter
-from streamrl_workers.scheduler.records import Dropped
 from streamrl_workers.scheduler.server.connections import Connections
 from streamrl_workers.scheduler.server.lifetime import ExitDecision, report
-from streamrl_workers.scheduler.server.ranker_client import RankerClient
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
-from streamrl_workers.scheduler.traces.tracer import Tracer
-from streamrl_workers.tasks.agent_hosts import AgentHosts
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Prompt, Request, Result, Score, ScoreSample, TurnAnswer
 
 
@@ -71,22 +66,20 @@ class Executor:
             fx.Failed: lambda effect: ending.user_error(effect.reason),
         }
 
-    def attach(
-        self,
-        pool: TaskSource,
-        *,
-        ranker: RankerClient,
-        tracer: Tracer | None = None,
-        agent_hosts: AgentHosts | None = None,
+    def attach(self, pool: TaskSource) -> None:
+        """Connect the task pool, before the first effect."""
+        self.carry_out(dict.fromkeys((NeedPrompts, ScoreSample, PlayTurn), pool.put))
+
+    def carry_out(self, effects: Mapping[type, Callable[[Any], None]]) -> None:
+        """Have effects of these types carried out so."""
+        self._carry_out |= effects
+
+    def watch(
+        self, effects: Mapping[type, Callable[[Any], None]], *, result: Callable[[Result], None] | None = None
     ) -> None:
-        """Connect the task pool, the ranker, who tells of what is done, and who plays samples; before the first effect."""
-        self._carry_out[fx.AskRanker] = ranker.ask
-        self._carry_out |= dict.fromkeys((NeedPrompts, ScoreSample, PlayTurn), pool.put)
-        if agent_hosts is not None:
-            self._carry_out[fx.Write] = _both(partial(_forget_dropped, agent_hosts), self._carry_out[fx.Write])
-        if tracer is not None:
-            self._on_result = tracer.result
-            self._carry_out |= {kind: _both(watch, self._carry_out[kind]) for kind, watch in tracer.effects.items()}
+        """Have effects seen before they are carried out, and results before the core has them."""
+        self._carry_out |= {kind: _both(watch, self._carry_out[kind]) for kind, watch in effects.items()}
+        self._on_result = result or self._on_result
 
     def call(self, event: Callable[P, Sequence[fx.Effect]], *args: P.args, **kwargs: P.kwargs) -> None:
         """Bring an event to the core, `event` being the core's method, and carry out the effects."""
@@ -121,10 +114,6 @@ class Executor:
             if prompts := [result for result in results if isinstance(result, Prompt)]:
                 self.call(self._core.prompts_arrived, prompts)
 
-    def on_ranked(self, scores: Mapping[int, float]) -> None:
-        """The ranker's process has scored prompts."""
-        self.call(self._core.prompts_ranked, scores)
-
     def on_committed(self, sequence: int) -> None:
         """Records are durable."""
         self.call(self._committed, sequence)
@@ -139,11 +128,6 @@ class Executor:
         if not effect.trajectories:
             effect = replace(effect, trajectories=self._journal.samples_of(effect.group_id))
         self._connections.deliver_group(effect)
-
-
-def _forget_dropped(hosts: AgentHosts, effect: fx.Write) -> None:
-    if isinstance(effect.record, Dropped):
-        hosts.forget_group(effect.record.group_id)
 
 
 def _both(watch: Callable[[Any], None], act: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -152,7 +152,7 @@ class SchedulerMetrics:
         for kind in HOST_ENDS:
             metrics.total("agent_hosts_ended", 0 if hosts is None else hosts.ended[kind], kind)
 
-    def spans(self, *, sent: int, lost: int) -> None:
+    def spans(self, sent: int, lost: int) -> None:
         """Take over what became of the spans of traces."""
         self._metrics.total("sent_spans", sent)
         self._metrics.total("lost_spans", lost)

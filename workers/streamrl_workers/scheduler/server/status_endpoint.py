@@ -3,17 +3,10 @@
 Owns `metrics/steps.jsonl`, `metrics/evaluations.jsonl` and `/status`; what Prometheus is told has a file of its own (`metrics_endpoint.py`).
 Decides nothing and computes only rates and means. Some parts of `/status`, whose key set is stable, zeros and nulls included:
 
-    lengths.trusted          whether dispatch may use predictions
-    lengths.predictions      source -> groups that began with its prediction, since the start
-    lengths.signals          signal -> trusted, pairs (of the window), recall of the longest 20 % and its lower 95 % limit (shares of 1),
-                             rank_correlation (-1 to 1)
-    lengths.ranker           of the ranker's process (state `none`: it has none): deaths, prompts waiting, scored and dropped, pairs remembered,
-                             rounds of tuning, cpu_s used
     delivery.undelivered     why no further group is given to the trainer (`scheduler/delivery.py`, `Why`), and `reason`: the same as a sentence
-    dispatch.why             the order in force, and its reason, for people
-    dispatch.longest_first   whether the longest predicted of a batch go first
-    dispatch.long_generators those of the long pool; empty: there is one pool
-    dispatch.pools           pool -> known (or guessed) and step_s: batch -> seconds of a decoding step; empty for a guess
+    dispatch                 how waiting groups are ordered (`scheduler/dispatch/status.py`)
+
+What not every job uses adds its own parts (`StatusPart`, `guests.py`).
 """
 
 import json
@@ -22,30 +15,24 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from streamrl.keys import DIR_METRICS
-from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJob
 from streamrl_workers.metrics import logprob_diff
 from streamrl_workers.metrics.jsonl import JsonlFile
 from streamrl_workers.process.silences import read_silences, silence_warnings
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.dispatch.order import Order, longest_in_batch
-from streamrl_workers.scheduler.dispatch.speeds import Guess
-from streamrl_workers.scheduler.lengths import JUDGED, SOURCES, Lengths
-from streamrl_workers.scheduler.lengths.trust import Quality
+from streamrl_workers.scheduler.dispatch.status import dispatch_status
 from streamrl_workers.scheduler.records import Evaluated
 from streamrl_workers.scheduler.server import cost
 from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, TrainerEntry
 from streamrl_workers.scheduler.server.curves import curves
 from streamrl_workers.scheduler.server.metrics_endpoint import SchedulerMetrics
-from streamrl_workers.scheduler.server.ranker_client import RankerStatus
 from streamrl_workers.scheduler.server.rates import BeatWindow, StepClock, mean_shares, tokens_per_s
-from streamrl_workers.scheduler.server.tracker_clients import TrackerClients
 from streamrl_workers.scheduler.views import (
     DROP_REASONS,
     FAILURE_KINDS,
@@ -54,7 +41,6 @@ from streamrl_workers.scheduler.views import (
     StepSummary,
     TaskSummary,
 )
-from streamrl_workers.tasks.agent_hosts import AgentHosts
 
 STEPS_FILE = "steps.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
@@ -64,6 +50,17 @@ _COST_DIGITS = 9
 _MOST_LISTED = 2048
 """Generators on the page one by one: more would be more than the operator reads. Sums, rates and pools are of all."""
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusPart:
+    """What a part of the process adds to the pages."""
+
+    status: Callable[[CoreView], Mapping[str, Any]] = lambda _: {}
+    """Its keys of `/status`."""
+    warnings: Callable[[], Sequence[dict[str, str]]] = tuple
+    metrics: Callable[[SchedulerMetrics, CoreView], None] = lambda metrics, view: None
+    """Sets its values of `/metrics`."""
 
 
 class StatusEndpoint:
@@ -102,13 +99,8 @@ class StatusEndpoint:
         connections.on_change = self._look_at_cost
         self._metrics = SchedulerMetrics(job, process=process)
         self.reward_took = self._metrics.reward_took
-        self.ranker: Callable[[], RankerStatus] = RankerStatus
-        """What the ranker's process has done."""
-        self.agent_hosts: AgentHosts | None = None
-        """None: the job has no pool of agents."""
-        self.trackers: TrackerClients | None = None
-        self.spans: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Spans of traces that were sent, and that are lost."""
+        self.parts: Sequence[StatusPart] = ()
+        """What parts of the process add that not every job uses."""
 
     @property
     def elapsed_s(self) -> float:
@@ -164,26 +156,23 @@ class StatusEndpoint:
         self._cost.look(self._connections.pools(), now_s=time.monotonic())
 
     def _warnings(self) -> list[dict[str, str]]:
-        trackers = [] if self.trackers is None else self.trackers.warnings()
         silent = silence_warnings(read_silences(self._heartbeats).values())
-        hosts = [] if self.agent_hosts is None else silence_warnings(self.agent_hosts.silences())
+        more = (warning for part in self.parts for warning in part.warnings())
         training = (asdict(one) for one in logprob_diff.warnings(self._last_line, bound=self._bound))
-        return [*training, *trackers, *silent, *hosts]
+        return [*training, *silent, *more]
 
     def metrics(self) -> bytes:
         """`/metrics`"""
         metrics, view = self._metrics, self._core.view()
         self._look_at_cost()
         metrics.core(view)
-        metrics.agents(self.agent_hosts)
         metrics.links(self._connections, announced_step=view.announced_step)
         warnings = {one["type"] for one in self._warnings()}
         metrics.last_step(self._last_line, warnings=warnings, cost_per_step=self._step_cost)
         metrics.evaluations(self._first_evaluation, self._last_evaluation)
         metrics.costs(self._cost)
-        sent, lost = self.spans()
-        metrics.spans(sent=sent, lost=lost)
-        metrics.lengths(view.lengths, self.ranker())
+        for part in self.parts:
+            part.metrics(metrics, view)
         return metrics.render()
 
     def status(self) -> Mapping[str, Any]:
@@ -207,12 +196,10 @@ class StatusEndpoint:
             "reissued": view.reissued_samples,
             "moved": view.moved_samples,
             "idle": dict(view.fleet.idle),
-            "lengths": length_status(view.lengths, self.ranker()),
             "dispatch": dispatch_status(view.order, view.speeds),
             "delivery": delivery_status(view),
             "announced_step": view.announced_step,
             "clusters": {name: asdict(turn) for name, turn in view.cluster_turns.items()},
-            "agents": None if self.agent_hosts is None else dict(self.agent_hosts.numbers),
             "evaluating_step": view.evaluating_step,
             "checkpoint": _checkpoint(view),
             "checkpoint_step": None if view.checkpoint is None else view.checkpoint[0],
@@ -232,7 +219,7 @@ class StatusEndpoint:
                 clock=self._step_clock,
                 now_s=time.monotonic(),
             ),
-            "trackers": {} if self.trackers is None else self.trackers.status(),
+            **{key: value for part in self.parts for key, value in part.status(view).items()},
             "warnings": self._warnings(),
             "last_step": self._last_line or None,
             "last_evaluation": self._last_evaluation or None,
@@ -449,19 +436,6 @@ def _pool(pool: PoolView, *, windows: Sequence[BeatWindow]) -> dict[str, Any]:
     }
 
 
-# ---- what is predicted, and how is dispatched
-
-
-def length_status(lengths: Lengths, ranker: RankerStatus) -> dict[str, Any]:
-    """The part `lengths`."""
-    return {
-        "trusted": lengths.trusted,
-        "predictions": {source: lengths.predictions.get(source, 0) for source in SOURCES},
-        "signals": {signal: _signal(signal, lengths) for signal in JUDGED},
-        "ranker": asdict(ranker),
-    }
-
-
 def delivery_status(view: CoreView) -> dict[str, str | None]:
     """Return the part `delivery`."""
     why = view.undelivered
@@ -471,24 +445,3 @@ def delivery_status(view: CoreView) -> dict[str, str | None]:
     in_work = sum(states[state] for state in ("planned", "issued", "running", "finished"))
     counts = f"step {view.step}: {view.delivered_groups} groups delivered, {states['scored']} scored, {in_work} in work"
     return {"undelivered": why.name.lower(), "reason": f"{why.value} ({counts})"}
-
-
-def dispatch_status(order: Order, speeds: Mapping[str, LatencyCurve]) -> dict[str, Any]:
-    """The part `dispatch`."""
-    return {
-        "why": order.why,
-        "longest_first": order.key is longest_in_batch,
-        "long_generators": sorted(order.long_generators),
-        "pools": {pool: _curve(curve) for pool, curve in speeds.items()},
-    }
-
-
-def _signal(signal: str, lengths: Lengths) -> dict[str, Any]:
-    return {"trusted": signal in lengths.trusted_signals, **asdict(lengths.quality.get(signal, Quality()))}
-
-
-def _curve(curve: LatencyCurve) -> dict[str, Any]:
-    if isinstance(curve, Guess):
-        return {"speed": "guessed", "step_s": {}}
-    step_s = {str(batch): seconds for batch, seconds in zip(curve.batches, curve.seconds, strict=True)}
-    return {"speed": "known", "step_s": step_s}

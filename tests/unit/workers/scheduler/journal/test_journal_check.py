@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 
 from streamrl.spec import parse_job
+from streamrl_cli.main import main
 from streamrl_workers.scheduler import records as rec
+from streamrl_workers.scheduler.delivery import Why
 from streamrl_workers.scheduler.journal.check import CheckpointFact, Facts, GroupFact, Rules, check
+from streamrl_workers.scheduler.undelivered import delivery_of
 from streamrl_workers.stream.digests import History, composition_digest, seal
+from support.core_world import settings
 from support.jobs import simulated_job
 from support.journals import scored, write_journal
+from support.replayed import replay
 from support.runs import streamrl
 
 RULES = Rules(batch_groups=2, staleness=1, group_size=2)
@@ -158,6 +163,58 @@ async def test_command_show(run_dir: Path, number: int, texts: list[str]) -> Non
     done = journal("show", run_dir, number)
     assert done.returncode == 0, done.stderr
     assert all(text in done.stdout for text in texts), done.stdout
+
+
+PLANNED = [rec.Planned(group_id=number, prompt_index=number) for number in range(4)]
+STARTED = [rec.AttemptStarted(attempt=1, instance="a", step=0)]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "later", "said"),
+    [
+        ({}, [scored(1)], "may be in step 0: a trainer that connects now gets it"),
+        ({"mode": "Batch"}, [scored(1)], "not delivered in step 0: the batch is delivered as a whole, and some"),
+        ({}, [*map(scored, (0, 2, 1))], "may be in step 0"),
+        ({}, [*map(scored, (1, 2, 3)), rec.StepTaken(attempt=1, step=0, group_ids=(2, 3))], "may be in step 1"),
+        (
+            {"steps": 1},
+            [*map(scored, (1, 2, 3)), rec.StepTaken(attempt=1, step=0, group_ids=(2, 3))],
+            "not delivered in step 1: all steps are done",
+        ),
+        (
+            {},
+            [
+                *map(scored, (1, 2)),
+                rec.StepTaken(attempt=1, step=0, group_ids=(1, 2)),
+                rec.AttemptStarted(attempt=2, instance="b", step=0),
+            ],
+            "step 0 is taken again, with this group",
+        ),
+        ({}, [scored(0)], None),
+        ({}, [scored(1), rec.RunEnded(step=0)], None),
+    ],
+)
+async def test_command_show_says_why_a_group_is_in_no_step(
+    tmp_path: Path, pipeline: dict[str, str], later: list[rec.Record], said: str | None, capsys
+) -> None:
+    job = simulated_job(batch_groups=2)
+    job["spec"]["task"]["groupSize"] = 2
+    job["spec"]["pipeline"] |= pipeline
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    await write_journal(tmp_path / "journal.sqlite", [*PLANNED, *STARTED, *later])
+    assert main(["journal", "show", str(tmp_path), "1"]) == 0
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line.startswith(said or ("sample", "live")), line
+
+
+def test_a_group_that_waits_for_a_lower_number_or_for_another_step() -> None:
+    recovered, job = replay([*PLANNED, *STARTED, scored(1)]), settings(batch_groups=2, staleness=0, by_number=True)
+    line = delivery_of(1, recovered=recovered, settings=job)
+    assert line == f"not delivered in step 0: {Why.LOWER_NUMBER_FIRST.value}"
+    full = replay([*PLANNED, *STARTED, *map(scored, range(3))])
+    assert delivery_of(2, recovered=full, settings=job) == "dropped at the next start: too_stale"
+    later = settings(batch_groups=2, staleness=1)
+    assert delivery_of(2, recovered=full, settings=later) == f"not delivered in step 0: {Why.STEP_IS_FULL.value}"
 
 
 async def test_mistakes_are_one_line(run_dir: Path) -> None:

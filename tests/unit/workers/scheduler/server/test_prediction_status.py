@@ -2,17 +2,21 @@
 
 import math
 from random import Random
+from typing import Any
 
 import pytest
 
 from streamrl.latency import LatencyCurve
 from streamrl_workers.scheduler.dispatch.order import IN_ORDER, Order, longest_in_batch
 from streamrl_workers.scheduler.dispatch.speeds import Curves, fitted
+from streamrl_workers.scheduler.dispatch.status import dispatch_status
 from streamrl_workers.scheduler.lengths import LengthHistory, Lengths, prompt_key
+from streamrl_workers.scheduler.lengths.status import length_status
 from streamrl_workers.scheduler.server.connections import Connections
+from streamrl_workers.scheduler.server.guests import status_parts
 from streamrl_workers.scheduler.server.metrics_endpoint import SchedulerMetrics
 from streamrl_workers.scheduler.server.ranker_client import RankerStatus
-from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint, dispatch_status, length_status
+from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint
 from support.core_world import STEEP, World, settings
 from support.jobs import parsed_job
 from support.metric_pages import series
@@ -38,19 +42,26 @@ def learnt() -> Lengths:
     return lengths
 
 
+def ranker_status(status: RankerStatus) -> Any:
+    """What `/status` says of the ranker's process."""
+    view = World(settings()).core.view()
+    pages = [part.status(view) for part in status_parts(ranker=lambda: status)]
+    return next(page["lengths"] for page in pages if "lengths" in page)["ranker"]
+
+
 def test_the_key_set_is_stable() -> None:
-    assert keys_of(length_status(UNUSED, NONE)) == keys_of(length_status(learnt(), NONE))
+    assert keys_of(length_status(UNUSED)) == keys_of(length_status(learnt()))
 
 
 def test_numbers() -> None:
-    page = length_status(learnt(), NONE)
+    page = length_status(learnt())
     assert page["trusted"] is True
     assert page["predictions"] == {"History": 0, "Siblings": 0, "Ranker": 300, "Nothing": 0}
     ranker, history = page["signals"]["Ranker"], page["signals"]["History"]
     assert (ranker["trusted"], ranker["pairs"], history["trusted"], history["pairs"]) == (True, 288, False, 0)
     assert ranker["recall"] > 0.9 > ranker["recall_lower"] > 0.7
     assert history["recall"] is None
-    assert length_status(UNUSED, NONE)["trusted"] is False
+    assert length_status(UNUSED)["trusted"] is False
 
 
 def test_gauges() -> None:
@@ -81,9 +92,9 @@ def test_the_rankers_process_in_numbers_and_gauges() -> None:
         rounds=4,
         cpu_s=9.5,
     )
-    page = length_status(UNUSED, done)["ranker"]
-    assert keys_of(page) == keys_of(length_status(UNUSED, NONE)["ranker"])
-    assert length_status(UNUSED, NONE)["ranker"]["state"] == "none"
+    page = ranker_status(done)
+    assert keys_of(page) == keys_of(ranker_status(NONE))
+    assert ranker_status(NONE)["state"] == "none"
     assert page == {
         "state": "ready",
         "deaths": 2,

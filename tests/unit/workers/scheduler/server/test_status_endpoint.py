@@ -17,6 +17,7 @@ from streamrl.step_lines import STEP_LINE
 from streamrl_workers.scheduler.effects import Effect
 from streamrl_workers.scheduler.model import GROUP_LIFE, GroupState
 from streamrl_workers.scheduler.server.connections import Connections, GeneratorEntry, PeerLink
+from streamrl_workers.scheduler.server.guests import status_parts
 from streamrl_workers.scheduler.server.rates import BeatWindow
 from streamrl_workers.scheduler.server.status_endpoint import StatusEndpoint, _walls
 from streamrl_workers.scheduler.settings import TaskSettings
@@ -42,6 +43,7 @@ def observed(tmp_path: Path) -> Iterator[Callable[..., tuple[World, StatusEndpoi
         world = World(settings(**{**job, **changes}), slots=(12,))
         world.reward = lambda _, sample_index: rewards[sample_index]
         status = StatusEndpoint(world.core, job=of_pool_p(), connections=Connections(), run_dir=tmp_path)
+        status.parts = status_parts()
         opened.append(status)
         score, commit = world.score, world.commit
 
