@@ -18,11 +18,11 @@ Invariants:
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.channel import Backoff
@@ -427,9 +427,9 @@ async def _opened(route: Route, *, connect: Connect, arrived: Arrived) -> AsyncI
             await source.close()
 
 
-async def _all(*parts: Awaitable[_T]) -> list[_T]:
+async def _all(*parts: Coroutine[Any, Any, _T]) -> list[_T]:
     """Their results; the first error ends them all, and none of them goes on behind it."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
+    tasks = [asyncio.create_task(part, name=f"weights-{number}") for number, part in enumerate(parts)]
     try:
         return await asyncio.gather(*tasks)
     finally:
