@@ -43,7 +43,7 @@ class Jobs:
         self.said.append((len(self.fails), reported))
         raise failure(503)
 
-    async def reconcile(self, key: Key) -> ReconcileResult:
+    async def reconcile(self, key: Key, *, has_changed: bool) -> ReconcileResult:
         if key == OTHER and self.fails:
             raise self.fails.pop(0)
         with self._counted():
