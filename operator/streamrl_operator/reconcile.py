@@ -12,6 +12,7 @@ A reconcile that is interrupted anywhere is made good by the next one. An object
 condition Ready says so until it is had.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -127,9 +128,8 @@ class Reconciler:
             memory = self._memories[key] = Memory(uid=raw["metadata"]["uid"])
         if self.members is not None and not self.members.is_known and members.names_member(raw):
             return ReconcileResult(again_s=1.0)
-        settings = replace(
-            self.settings, resync_s=self._every_s(REFRESHES_PER_S), progress_s=self._every_s(PROGRESS_WRITES_PER_S)
-        )
+        resync_s, progress_s = self._times_s()
+        settings = replace(self.settings, resync_s=resync_s, progress_s=progress_s)
         await refresh(
             self.cluster,
             raw,
@@ -169,10 +169,11 @@ class Reconciler:
             return await self._leave(observed, decision)
         return await self._perform(observed, decision, memory)
 
-    def _every_s(self, most_per_s: float) -> float:
-        """Return the time between two of something of a job, of which all running jobs together have `most_per_s`."""
+    def _times_s(self) -> tuple[float, float]:
+        """Return the time between two readings of a job's numbers, and between two writes of its progress; both are longer where many jobs run."""
         running = sum(memory.asked_s is not None for memory in self._memories.values())
-        return max(self.settings.resync_s, running / most_per_s)
+        resync_s = max(self.settings.resync_s, running / REFRESHES_PER_S)
+        return resync_s, resync_s * max(1, math.ceil(running / PROGRESS_WRITES_PER_S / resync_s))
 
     def unreachable(self) -> int:
         """Jobs of which it is told that their numbers cannot be read."""
@@ -240,7 +241,7 @@ class Reconciler:
             status = termination.with_blocked_condition(
                 observed.raw, reported, status=decision.status, now=observed.now
             )
-            delays_s = [each for each in (decision.requeue_after_s, self._every_s(REFRESHES_PER_S)) if each is not None]
+            delays_s = [each for each in (decision.requeue_after_s, self._times_s()[0]) if each is not None]
             decision = replace(decision, status=status, requeue_after_s=min(delays_s))
         await self._write_statuses(observed, decision)
         if decision.delete_job:
