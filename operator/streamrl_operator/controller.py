@@ -85,7 +85,7 @@ class Controller:
         extra = {"namespace": key[0], "job": key[1]}
         asked_s = None
         try:
-            reconciled = await self.reconciler.reconcile(key)
+            reconciled = await self.reconciler.reconcile(key, has_changed=self.queue.has_changed(key))
         except (ConflictError, NotFoundError) as error:
             reason, text = error.reason, str(error)  # the caches are behind: usually the next reconcile is fine
             if isinstance(error, NotFoundError):

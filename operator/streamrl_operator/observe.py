@@ -16,6 +16,7 @@ from streamrl import keys, names
 from streamrl.errors import UserErrors
 from streamrl.spec import RLJob
 from streamrl.spec.pod import DEFAULTS_NAME
+from streamrl.spec.rljob import MaxCost
 from streamrl_operator.autoscaler.values import ScalingState
 from streamrl_operator.clock import OperatorClock
 from streamrl_operator.clusters import seen
@@ -36,6 +37,7 @@ from streamrl_operator.kube.kinds import (
 )
 from streamrl_operator.planning import admission, defaults, pods
 from streamrl_operator.planning.failures import is_rejected
+from streamrl_operator.planning.job_status import calls
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
 from streamrl_operator.planning.members import NOT_ALLOWED
 from streamrl_operator.planning.objects.job_file import read_job
@@ -77,10 +79,30 @@ class Memory:
     scaling: Mapping[str, ScalingState] = field(default_factory=dict)
     looked_up: Mapping[tuple[str, str], Object] = field(default_factory=dict)
     """Flavours and priorities, for as long as they are needed."""
+    rest: "Rest | None" = None
+    """What the latest reconcile found, if there is nothing to do."""
     settled: object = None
     """Spec, wish and versions of all objects when a reconcile last found them in order: while they are the same, they are."""
     certificates_at: datetime | None = None
     """When a certificate is due next; of `settled`."""
+
+    def rests(self, *, now_s: float) -> bool:
+        """Return whether there still is nothing to do, where nothing but the time and the numbers has changed."""
+        rest = self.rest
+        if rest is None or self.numbers is None or now_s >= rest.until_s:
+            return False
+        return calls(answers.read_page(self.numbers), max_cost=rest.max_cost) == rest.calls
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """A running job that needs nothing."""
+
+    until_s: float
+    """Monotonic: when it is to be looked at in any case."""
+    calls: object
+    """Of the numbers then."""
+    max_cost: MaxCost | None
 
 
 def validated(raw: Object) -> tuple[RLJob | None, str]:

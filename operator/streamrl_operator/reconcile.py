@@ -13,6 +13,7 @@ A reconcile that is interrupted anywhere is made good by the next one. An object
 condition Ready says so until it is had.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -39,7 +40,7 @@ from streamrl_operator.kube.kinds import (
     of,
 )
 from streamrl_operator.metrics import OperatorMetrics
-from streamrl_operator.observe import Memory, NamespaceDefaults, look_up, observe, refresh
+from streamrl_operator.observe import Memory, NamespaceDefaults, Rest, look_up, observe, refresh
 from streamrl_operator.planning import job_status, members, pods, termination
 from streamrl_operator.planning.certificates import Lives, roles_of
 from streamrl_operator.planning.conditions import Aspect
@@ -58,7 +59,9 @@ from streamrl_operator.planning.values import (
 _US = "streamrl.io/operator"
 """`managedBy` of the jobs that this operator brings about."""
 REFRESHES_PER_S = 10.0
-"""Of all running jobs together. Each is a write of a job's status, and an API server with a core for itself does some hundred writes a second."""
+"""Readings of numbers, of all running jobs together."""
+PROGRESS_WRITES_PER_S = 3.0
+"""Writes of progress, of all running jobs together. One takes some 35 ms of an API server's processor, which checks all rules of the spec each time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +97,15 @@ class Reconciler:
             home=self.cluster, members=self.members, lives=self.lives, clock=self.clock, metrics=self.metrics
         )
 
-    async def reconcile(self, key: Key) -> ReconcileResult:
-        """One reconcile of a job.
+    async def reconcile(self, key: Key, *, has_changed: bool = True) -> ReconcileResult:
+        """One reconcile of a job. `has_changed`: something of it has; else its time has come.
 
         Raises:
             KubeError: a request failed.
             NameTakenError: an object of that name is somebody else's, and the job cannot begin without it.
         """
         try:
-            return await self._reconcile(key)
+            return await self._reconcile(key, has_changed=has_changed)
         except (NameTakenError, RequestRefusedError) as error:
             await self.say(key, events.refusal_condition([error]))
             raise
@@ -118,7 +121,7 @@ class Reconciler:
         self.metrics.job(key, status, clusters=members.clusters_by_pool(raw))
         await apply.write_status(self.cluster, raw, status)
 
-    async def _reconcile(self, key: Key) -> ReconcileResult:
+    async def _reconcile(self, key: Key, *, has_changed: bool) -> ReconcileResult:
         raw = self._ours(key)
         if raw is None:
             return ReconcileResult()
@@ -127,7 +130,8 @@ class Reconciler:
             memory = self._memories[key] = Memory(uid=raw["metadata"]["uid"])
         if self.members is not None and not self.members.is_known and members.names_member(raw):
             return ReconcileResult(again_s=1.0)
-        settings = replace(self.settings, resync_s=self._resync_s())
+        resync_s, progress_s = self._times_s()
+        settings = replace(self.settings, resync_s=resync_s, progress_s=progress_s)
         await refresh(
             self.cluster,
             raw,
@@ -137,6 +141,11 @@ class Reconciler:
             aside=self.aside,
             members=self.members,
         )
+        now_s = self.clock.monotonic()
+        if not has_changed and memory.rests(now_s=now_s):
+            assert memory.rest is not None, "it rests"
+            return ReconcileResult(again_s=min(settings.resync_s, memory.rest.until_s - now_s))
+        memory.rest = None
         raw = self._ours(key)  # a pod that keeps silent takes seconds
         if raw is None or raw["metadata"]["uid"] != memory.uid:
             return ReconcileResult(again_s=0.0)
@@ -162,10 +171,11 @@ class Reconciler:
             return await self._leave(observed, decision)
         return await self._perform(observed, decision, memory)
 
-    def _resync_s(self) -> float:
-        """Between two refreshes of a job: longer where there are many, since each is a write."""
+    def _times_s(self) -> tuple[float, float]:
+        """Return the time between two readings of a job's numbers, and between two writes of its progress; both are longer where many jobs run."""
         running = sum(memory.asked_s is not None for memory in self._memories.values())
-        return max(self.settings.resync_s, running / REFRESHES_PER_S)
+        resync_s = max(self.settings.resync_s, running / REFRESHES_PER_S)
+        return resync_s, resync_s * max(1, math.ceil(running / PROGRESS_WRITES_PER_S / resync_s))
 
     def unreachable(self) -> int:
         """Jobs of which it is told that their numbers cannot be read."""
@@ -219,13 +229,25 @@ class Reconciler:
             status = termination.with_blocked_condition(
                 observed.raw, reported, status=decision.status, now=observed.now
             )
-            delays_s = [each for each in (decision.requeue_after_s, self._resync_s()) if each is not None]
+            delays_s = [each for each in (decision.requeue_after_s, self._times_s()[0]) if each is not None]
             decision = replace(decision, status=status, requeue_after_s=min(delays_s))
         await self._write_statuses(observed, decision)
         if decision.delete_job:
             await self.cluster.delete(dict(observed.raw))
         again_s = 0.0 if is_told_first else _soonest(decision.requeue_after_s, certificates_at, now=self.clock.now())
+        if memory.settled is not None and not is_told_first:
+            memory.rest = self._rest(observed, decision, certificates_at)
         return ReconcileResult(again_s=again_s, refused=events.refusal_condition(refused).reason if refused else "")
+
+    def _rest(self, observed: Observed, decision: JobDecision, certificates_at: datetime | None) -> Rest | None:
+        """Return until when nothing is to be done; None: something is, or was."""
+        rests_s = _soonest(decision.rests_s, certificates_at, now=self.clock.now())
+        has_acted = decision.events or decision.delete_pods or decision.workload_statuses
+        if not rests_s or has_acted or observed.job is None or observed.numbers is None:
+            return None
+        max_cost = observed.job.spec.max_cost
+        calls = job_status.calls(observed.numbers, max_cost=max_cost)
+        return Rest(until_s=self.clock.monotonic() + rests_s, calls=calls, max_cost=max_cost)
 
     def _has_begun(self, observed: Observed, decision: JobDecision) -> bool:
         """Whether there is anything to tell of but a refusal: of a job that should run and has no trainer, nothing runs."""

@@ -29,6 +29,10 @@ class WorkQueue:
     """Entries that `_due` no longer agrees with are skipped."""
     _working: dict[Key, float | None] = field(default_factory=dict)
     """Job in work -> when it became due again meanwhile."""
+    _changed: set[Key] = field(default_factory=set)
+    """Jobs of which something has changed since the latest reconcile began."""
+    _changed_before: set[Key] = field(default_factory=set)
+    """Jobs in work of which something had changed before."""
     _failures: dict[Key, int] = field(default_factory=dict)
     _budgets: dict[tuple[Key, bool], tuple[float, float]] = field(default_factory=dict)
     """Job, and whether its owner asks -> (reconciles left, when that was)."""
@@ -39,6 +43,7 @@ class WorkQueue:
 
         A change during the reconcile after such a pause counts: that reconcile may be the one that succeeds, and was too early to see it.
         """
+        self._changed.add(key)
         if is_asked or key in self._working or not self._failures.get(key):
             self.add_after(key, SETTLE_S + max(0.0, 1.0 - self._budget_left(key, is_asked=is_asked)) * REFILL_S)
         if is_asked:
@@ -73,6 +78,9 @@ class WorkQueue:
                 _, key = heapq.heappop(self._calendar)
                 del self._due[key]
                 self._working[key] = None
+                if key in self._changed:
+                    self._changed.remove(key)
+                    self._changed_before.add(key)
                 self._spend(key, is_asked=False)
                 return key
             self._stirred.clear()
@@ -81,6 +89,10 @@ class WorkQueue:
                 await asyncio.wait_for(self._stirred.wait(), wait_s)
             except TimeoutError:
                 continue
+
+    def has_changed(self, key: Key) -> bool:
+        """Return whether a job in work is due because of a change; else its time has come."""
+        return key in self._changed_before
 
     def done(self, key: Key, *, requeue_after_s: float | None) -> None:
         """It was looked at."""
@@ -101,6 +113,7 @@ class WorkQueue:
 
     def _finish(self, key: Key, seconds: float | None) -> None:
         again_s = self._working.pop(key)
+        self._changed_before.discard(key)
         if again_s is not None:
             self.add_after(key, max(0.0, again_s - self.clock()))
         if seconds is not None:

@@ -119,17 +119,30 @@ _PIPELINE = "pipeline"
 
 
 def with_progress(
-    before: RLJobStatus, page: Mapping[str, Any] | None, *, spec: RLJobSpec, store: str, now: datetime, resync_s: float
+    before: RLJobStatus, page: Mapping[str, Any] | None, *, spec: RLJobSpec, store: str, now: datetime, every_s: float
 ) -> RLJobStatus:
-    """The status with the page's numbers, if it is time and anything differs. `store`: the job's directory on the checkpoints' volume."""
+    """The status with the page's numbers, if anything differs and it is time, or `maxCost` is reached. `store`: the job's directory on the checkpoints' volume."""
     since_s = seconds_since(before.progress_time, now=now)
-    if page is None or (since_s is not None and 0 <= since_s < resync_s):
+    if page is None:
         return before
     numbers = _numbers(page, spec=spec, store=store)
+    is_above, was_above = (_is_above(cost, spec.max_cost) for cost in (numbers.get("cost"), before.cost))
+    if since_s is not None and 0 <= since_s < every_s and (was_above or not is_above):
+        return before
     if before.cost is not None and "cost" in numbers:  # a scheduler that was killed forgets its last minutes
         numbers["cost"] = max(before.cost, numbers["cost"])
     after = before.model_copy(update=numbers)
     return before if after == before else after.model_copy(update={"progress_time": stamp(now)})
+
+
+def calls(page: Mapping[str, Any], *, max_cost: MaxCost | None) -> object:
+    """Return what of a page may have to be acted on; while it is equal, all else are numbers to show."""
+    cost = rounded(page.get("cost"))
+    return *(page.get(key) for key in ("attempt", "result", "warnings")), _is_above(cost, max_cost)
+
+
+def _is_above(cost: float | None, bound: MaxCost | None) -> bool:
+    return bound is not None and (cost or 0.0) >= float(bound.amount)
 
 
 def logprob_diff(before: RLJobStatus, page: Mapping[str, Any] | None) -> Aspect | None:
@@ -166,7 +179,7 @@ def cost_above_max(status: RLJobStatus, *, bound: MaxCost | None) -> Aspect | No
     """Whether the job has cost too much; None: it may cost anything."""
     if bound is None:
         return None
-    if (status.cost or 0.0) < float(bound.amount):
+    if not _is_above(status.cost, bound):
         return Aspect(type=COST_ABOVE_MAX, holds=False, reason="WithinMaxCost")
     then = "the job is suspended; raise the amount to go on" if bound.action == "Suspend" else "the job goes on"
     message = f"the job has cost at least maxCost.amount {bound.amount}: {then}"

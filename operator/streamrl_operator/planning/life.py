@@ -42,6 +42,7 @@ from streamrl_operator.planning.values import (
     Object,
     Observed,
     PlanningSettings,
+    seconds_since,
     stamp,
 )
 
@@ -153,7 +154,7 @@ def _terminated(
     page = view.observed.numbers
     if view.observed.job is not None:  # the last numbers, whenever they were written before
         before = job_status.with_progress(
-            before, page, spec=view.job.spec, store=view.store, now=view.observed.now, resync_s=0.0
+            before, page, spec=view.job.spec, store=view.store, now=view.observed.now, every_s=0.0
         )
     after = termination.with_end(before, end, page=page, store=view.store, now=view.observed.now)
     plans = replicas.stopped(view.observed, why="the job has ended")
@@ -272,8 +273,9 @@ def _running(view: _JobView) -> JobDecision:
     )
     if end is not None:
         return _terminated(view, end, status=status, reported=reported)
+    every_s = max(view.settings.resync_s, view.settings.progress_s)
     status = job_status.with_progress(
-        status, observed.numbers, spec=spec, store=view.store, now=view.observed.now, resync_s=view.settings.resync_s
+        status, observed.numbers, spec=spec, store=view.store, now=view.observed.now, every_s=every_s
     )
     ready, unreadable = readiness.with_signals_unreachable(
         readiness.ready(observed, plans=plans), observed=observed, before=before, resync_s=view.settings.resync_s
@@ -289,6 +291,7 @@ def _running(view: _JobView) -> JobDecision:
         ),
         unreachable=ready.reason == readiness.UNREACHABLE,
         requeue_after_s=_next_reconcile_s(view, status, deadline_s=deadline_s, plans=plans),
+        rests_s=_rests_s(view, status, plans=plans, every_s=every_s) if ready.holds else 0.0,
     )
 
 
@@ -377,6 +380,18 @@ def _next_reconcile_s(
         resync_s = min(resync_s, AUTO_RECONCILE_S)
     resync_s = min(resync_s, *failures.held_sets(status, now=view.observed.now).values(), resync_s)
     return resync_s if left_s is None else min(left_s, resync_s)
+
+
+def _rests_s(view: _JobView, status: RLJobStatus, *, plans: Sequence[PoolPlan], every_s: float) -> float:
+    """Of a job that has all of its pods, at home alone, and pools of fixed sizes: until its progress is to be written, or its deadline."""
+    observed, now = view.observed, view.observed.now
+    is_whole = all(plan.state is None and plan.status.ready_replicas == plan.desired for plan in plans)
+    since_s = seconds_since(status.progress_time, now=now)
+    if not is_whole or status.holds or observed.members or observed.signals_unreachable or since_s is None:
+        return 0.0
+    left_s = termination.seconds_left(status, deadline_s=view.job.spec.active_deadline_seconds, now=now)
+    due_s = every_s - since_s if 0 <= since_s < every_s else every_s
+    return due_s if left_s is None else min(left_s, due_s)
 
 
 def _decision(

@@ -32,6 +32,8 @@ class PlanningSettings:
     """That it watches; empty = all."""
     resync_s: float = 30.0
     """Least time between two readings of a running job's numbers; longer where there are very many (`reconcile.py`)."""
+    progress_s: float = 0.0
+    """Least time between two writes of a job's progress, where that is longer than `resync_s` (`reconcile.py`)."""
     numbers_by_proxy: bool = False
     """They are read through the API server's proxy, not at the scheduler's Service."""
     job_defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -261,6 +263,8 @@ class JobDecision:
     """Its time after the end is over."""
     requeue_after_s: float | None = None
     """At the latest; None: only when something changes."""
+    rests_s: float = 0.0
+    """For this long there is nothing to do, unless something changes or the numbers call for it (`job_status.calls`)."""
     scaling: Mapping[str, ScalingState] = field(default_factory=dict)
 
 

@@ -43,7 +43,7 @@ class Jobs:
         self.said.append((len(self.fails), reported))
         raise failure(503)
 
-    async def reconcile(self, key: Key) -> ReconcileResult:
+    async def reconcile(self, key: Key, *, has_changed: bool) -> ReconcileResult:
         if key == OTHER and self.fails:
             raise self.fails.pop(0)
         with self._counted():
@@ -214,6 +214,19 @@ def test_a_change_during_a_look_makes_one_more(queue: WorkQueue, clock: FakeCloc
     queue.done(A, requeue_after_s=None)
     clock.now_s += 100
     assert due(queue) == []
+
+
+def test_the_queue_knows_whether_a_job_has_changed_or_its_time_has_come(queue: WorkQueue, clock: FakeClock) -> None:
+    queue.add_after(A, 0)
+    assert (due(queue), queue.has_changed(A)) == ([A], False)
+    queue.add(A)  # the one in work may be too early to see it
+    assert not queue.has_changed(A)
+    queue.done(A, requeue_after_s=30)
+    clock.now_s += SETTLE_S
+    assert (due(queue), queue.has_changed(A)) == ([A], True)
+    queue.done(A, requeue_after_s=30)
+    clock.now_s += 30
+    assert (due(queue), queue.has_changed(A)) == ([A], False)
 
 
 def test_the_earlier_of_two_plans_counts(queue: WorkQueue, clock: FakeClock) -> None:

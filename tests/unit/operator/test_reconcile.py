@@ -82,11 +82,11 @@ class World:
         found = self.server.objects[GENERATOR_POOL.path(LAB, names.pool(JOB, pool))]
         await self.cluster.merge(found, {"spec": {"replicas": replicas}})
 
-    async def look(self, times: int = 1) -> ReconcileResult:
+    async def look(self, times: int = 1, *, has_changed: bool = True) -> ReconcileResult:
         """So many looks; the last."""
         assert times > 0
         for _ in range(times):
-            reconciled = await self.reconciler.reconcile((LAB, JOB))
+            reconciled = await self.reconciler.reconcile((LAB, JOB), has_changed=has_changed)
         return reconciled
 
     def sizes(self) -> dict[str, int]:
@@ -440,6 +440,77 @@ async def test_where_many_jobs_run_each_is_refreshed_less_often(
         running.ticks.seconds += after_s
         assert (await running.look()).again_s == 100.0
         assert running.status["step"] == step
+
+
+@pytest.fixture
+async def resting(running: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Among many jobs: its numbers are read every 100 s, and progress is written with each fourth reading. It has just been."""
+    monkeypatch.setattr(reconcile, "REFRESHES_PER_S", 0.01)
+    monkeypatch.setattr(reconcile, "PROGRESS_WRITES_PER_S", 0.003)
+    await running.pods_are(pod(f"{JOB}-one-1", containers=[container("generator")]))
+    running.ticks.each_s = 0.0
+    running.ticks.seconds += 1000.0
+    running.server.page = page(step=10)
+    assert (await running.look(2)).again_s == 100.0
+    assert running.status["step"] == 10
+    return running
+
+
+@pytest.mark.parametrize("has_changed", [True, False])
+async def test_where_many_jobs_run_numbers_are_read_more_often_than_progress_is_written(
+    resting: World, has_changed: bool
+) -> None:
+    read, written = len(resting.server.pages), len(resting.server.writes)
+    for step in (11, 12, 13):
+        resting.server.page = page(step=step)
+        resting.ticks.seconds += 100.0
+        await resting.look(has_changed=has_changed)
+    assert (len(resting.server.pages), len(resting.server.writes)) == (read + 3, written)
+    resting.ticks.seconds += 100.0
+    await resting.look(has_changed=has_changed)
+    assert (len(resting.server.writes), resting.status["step"]) == (written + 1, 13)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "condition"),
+    [
+        ({"warnings": [{"type": "ProcessFrozen", "message": "m"}]}, ("ProcessFrozen", "NoSignOfLife")),
+        ({"cost": 5.0}, ("CostAboveMax", "AboveMaxCost")),
+        ({"result": SUCCESS["result"]}, ("Succeeded", "Completed")),
+    ],
+    ids=["a warning", "maxCost", "an end"],
+)
+async def test_what_the_numbers_call_for_waits_for_no_write_of_progress(
+    resting: World, numbers: Doc, condition: tuple[str, str]
+) -> None:
+    resting.edit(maxCost={"amount": "5", "action": "Warn"})
+    await resting.look(2)
+    resting.server.page = page(step=11, cost=4.9)
+    resting.ticks.seconds += 100.0
+    await resting.look(has_changed=False)
+    resting.server.page = page(step=12, **numbers)
+    resting.ticks.seconds += 100.0
+    await resting.look(has_changed=False)
+    kind, reason = condition
+    assert resting.condition(kind) == ("True", reason)
+
+
+async def test_a_resting_job_is_looked_at_when_something_changes_or_its_deadline_comes(resting: World) -> None:
+    ran = resting.ticks.now() - datetime.fromisoformat(resting.status["startTime"])
+    resting.edit(activeDeadlineSeconds=int(ran.total_seconds()) + 150)
+    assert (await resting.look(2)).again_s == 100.0
+    await resting.pods_are(pod(f"{JOB}-two-0", containers=[container("generator")], ready=False))
+    await resting.look(has_changed=False)
+    assert "4 of 4 generators" in resting.ready_message(), "nothing is computed"
+    await resting.look()
+    assert "3 of 4 generators" in resting.ready_message()
+    await resting.pods_are(pod(f"{JOB}-two-0", containers=[container("generator")]))
+    await resting.look()
+    resting.ticks.seconds += 100.0
+    assert (await resting.look(has_changed=False)).again_s == 50.0
+    resting.ticks.seconds += 50.0
+    await resting.look(has_changed=False)
+    assert resting.condition("Failed") == ("True", "DeadlineExceeded")
 
 
 # ---- a spec that is changed

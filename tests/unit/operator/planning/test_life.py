@@ -237,7 +237,7 @@ def test_the_page_of_a_real_scheduler_is_understood(tmp_path: Path) -> None:
     world.run_out()
     numbers.observe()
     status = with_progress(
-        RLJobStatus(), numbers.status(), spec=validated(job_document()).spec, store=JOB, now=NOW, resync_s=30
+        RLJobStatus(), numbers.status(), spec=validated(job_document()).spec, store=JOB, now=NOW, every_s=30
     )
     numbers.close()
     assert (status.step, status.queue) == (2, 0)

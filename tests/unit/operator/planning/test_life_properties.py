@@ -155,8 +155,12 @@ def test_any_life(looks: list[tuple]) -> None:
 
 
 def rests(now: Observed) -> None:
-    """Once its numbers are shown, time alone changes nothing, but for the deadline."""
+    """Once its numbers are shown, time alone changes nothing, but for the deadline; and a job that rests needs nothing for that time."""
     late = replace(now, now=now.now + timedelta(seconds=SETTINGS.resync_s))
     settled = decide(late, settings=SETTINGS)
+    if settled.rests_s:
+        soon = carried_out(late, settled, seconds=settled.rests_s - 0.001)
+        moved = decide(replace(soon, numbers={**(late.numbers or {}), "step": 99, "queue": 3}), settings=SETTINGS)
+        assert (moved.status, moved.wanted, moved.events) == (settled.status, replace(settled.wanted, requested={}), ())
     later = decide(carried_out(late, settled, seconds=600.0), settings=SETTINGS)
     assert later.status == settled.status or (ended(later) and not ended(settled))
