@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
 from streamrl import names
+from streamrl.spec import vllm_arguments
 from streamrl.spec.base import (
     NAME_PATTERN,
     ByteQuantity,
@@ -17,6 +18,7 @@ from streamrl.spec.base import (
     SpecModel,
     not_rising,
 )
+from streamrl.spec.gpus import enough_gpus
 from streamrl.spec.pod import GeneratorPod
 from streamrl.spec.volumes import WeightCacheSpec
 
@@ -157,6 +159,14 @@ class VllmEngineSpec(GeneratorEngineSpec):
         description="More arguments of vLLM's AsyncEngineArgs by name, each value as JSON or plain text.",
     )
 
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "extraArgs must not hold what StreamRL sets: leave it out",
+            f"self.extraArgs.all(name, !(name in {list(vllm_arguments.FIXED)}))",
+            lambda engine: ", ".join(name for name in engine.extra_args if name in vllm_arguments.FIXED),
+        ),
+    )
+
     @property
     def slots(self) -> int:
         """Sequences at once, by the name that all engines have for it."""
@@ -245,6 +255,8 @@ class GeneratorEngine(OneOf):
         return ", or ".join(texts), " || ".join(ways)
 
 
+_SHARED_ENGINES = {key: kind.devices_field for key, kind in GeneratorEngine.kinds().items() if kind.devices_field}
+"""Engine -> its field with the number of devices that share the model."""
 _RESTLESS_ENGINES = GeneratorEngine.those(lambda engine: not engine.pauses)
 
 
@@ -357,5 +369,15 @@ class GeneratorPool(SpecModel):
             "scaling must not be auto with devices Trainer: more generators would share the same devices",
             "!has(self.devices) || self.devices != 'Trainer' || !has(self.scaling.auto)",
             lambda pool: pool.devices == "Trainer" and pool.scaling.auto is not None,
+        ),
+        *(
+            enough_gpus(
+                field=field,
+                why="a generator is one pod, on one node",
+                others=f"!has(self.engine.{engine})",
+                cel=f"self.engine.{engine}.{field}",
+                needs=lambda pool: pool.engine.common.devices,
+            )
+            for engine, field in _SHARED_ENGINES.items()
         ),
     )

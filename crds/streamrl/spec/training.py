@@ -17,6 +17,7 @@ from streamrl.spec.base import (
     map_by,
 )
 from streamrl.spec.generators import GeneratorEngine, PoolName
+from streamrl.spec.gpus import enough_gpus
 from streamrl.spec.pod import TrainerPod
 
 Mode = Literal["Colocated", "Batch", "StreamSync", "StreamAsync"]
@@ -267,6 +268,13 @@ class Trainer(SpecModel):
             lambda one: (
                 not one.engine.common.several_ranks and one.processes_per_node > 1 and f"{one.processes_per_node}"
             ),
+        ),
+        enough_gpus(
+            field="processesPerNode",
+            why="each rank takes a GPU of its own",
+            others="false",
+            cel="self.processesPerNode",
+            needs=lambda trainer: trainer.processes_per_node,
         ),
         FieldRule(
             "of lora and sherl only one can be there",

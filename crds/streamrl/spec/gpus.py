@@ -1,0 +1,38 @@
+"""GPUs of a pod against what its processes compute on: what can never start is refused, here and by an API server.
+
+Only NVIDIA's device plug-in says how many GPUs a container gets. Resources of other names and claims (DRA) are not judged.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from streamrl.spec.base import FieldRule
+from streamrl.spec.pod import Pod
+
+GPU = "nvidia.com/gpu"
+"""The resource of NVIDIA's device plug-in."""
+
+
+def gpus(pod: Pod) -> int:
+    """Count the GPUs that the main container gets; 0: none by `GPU`, or a claim may bring others."""
+    amount = pod.resources.limits.get(GPU, "")
+    return int(amount) if amount.isdecimal() and not pod.resource_claims else 0
+
+
+def enough_gpus(*, field: str, why: str, others: str, cel: str, needs: Callable[[Any], int]) -> FieldRule:
+    """Return the rule that a pod has a GPU for each of `field`.
+
+    Args:
+        field: the number, in the message.
+        why: each needs a GPU of the same pod.
+        others: CEL that is true where the rule does not apply.
+        cel: the number, in CEL.
+        needs: the number.
+    """
+    limits = "self.pod.resources.limits"
+    few = f"type(n) == int ? n > 0 && n < {cel} : n.matches('^[0-9]+$') && int(n) > 0 && int(n) < {cel}"
+    return FieldRule(
+        f"{field} must be at most {GPU} of pod.resources.limits: {why}",
+        f"{others} || self.pod.resourceClaims.size() > 0 || !('{GPU}' in {limits}) || ![{limits}['{GPU}']].exists(n, {few})",
+        lambda one: 0 < gpus(one.pod) < needs(one) and f"{needs(one)} and {gpus(one.pod)}",
+    )
