@@ -378,10 +378,11 @@ class Reconciler:
                 for name in tls_secrets.secret_names(plan.name, roles=roles)
                 if (secret := self.cluster.known(SECRET, plan.namespace, name)) is not None
             }
+            lives = tls_secrets.lives_in(plan.name, known, roles=roles)
+            self.metrics.certificates((plan.namespace, plan.name), lives)
             copies = self._copies(plan)
             made, next_check = tls_secrets.due(plan, known, now=self.clock.now(), lives=self.lives, copies=copies)
             if not made:
-                self.metrics.certificates((plan.namespace, plan.name), tls_secrets.ends(plan.name, known, roles=roles))
                 return next_check
             for secret in made:  # one that we did not know of is looked at in the next round
                 await self.cluster.find_or_make(secret, owner_uid=plan.uid)
@@ -402,7 +403,8 @@ class Reconciler:
         return {role: secret for role, secret in found.items() if secret is not None}
 
     async def _write_statuses(self, observed: Observed, decision: JobDecision) -> None:
-        self.metrics.job(observed.key, decision.status, clusters=members.clusters_by_pool(observed.raw))
+        clusters = members.clusters_by_pool(observed.raw)
+        self.metrics.job(observed.key, decision.status, clusters=clusters, pools=decision.pool_statuses)
         for event in decision.events:
             await self.events.send(observed.raw, event, since=observed.metadata["resourceVersion"])
         for pool, reported in decision.pool_statuses.items():
