@@ -100,14 +100,14 @@ def with_short_certificates(own_control_plane: ControlPlane, namespace: str) -> 
 
 
 def test_jobs_that_wait_restart_and_fail(with_short_certificates: Operator, lab: Lab, tmp_path: Path) -> None:
-    """One job finds no node, its generators restart, no trainer comes and a certificate cannot be renewed; another one fails."""
+    """One job finds no node, its generators restart, no trainer comes, and then a certificate cannot be renewed; another job fails."""
     operator, rules = with_short_certificates, chart_rules(operator_job=OPERATOR_JOB)
-    held = {"StreamRLJobUnschedulable", "StreamRLJobRestarts", "StreamRLTrainerNeverStarted", "StreamRLCertificateEnds"}
+    first = {"StreamRLJobUnschedulable", "StreamRLJobRestarts", "StreamRLJobFailed"}
+    later = {"StreamRLTrainerNeverStarted", "StreamRLCertificateEnds"}
     with scraping({OPERATOR_JOB: [f"127.0.0.1:{operator.port}"]}, folder=tmp_path, rules=rules) as watching:
         lab.create("rljobs", simulated_job())
         lab.wait(lambda: len(lab.list("pods")) == 3, "the pods", operator)
-        watching.wait_silent(*held, "StreamRLJobFailed")
-        lab.patch("secrets", names.tls_secret(JOB, "trainer"), {"immutable": True})
+        watching.wait_silent(*first, *later)
         for pod in lab.list("pods"):
             status = RESTARTED if pod["metadata"]["labels"][names.LABEL_ROLE] == "generator" else NO_NODE
             lab.patch("pods", pod["metadata"]["name"], {"status": status}, part="status")
@@ -115,10 +115,13 @@ def test_jobs_that_wait_restart_and_fail(with_short_certificates: Operator, lab:
         other["metadata"]["name"] = "other"
         lab.create("rljobs", other)
         lab.patch("rljobs", "other", {"spec": {"activeDeadlineSeconds": 1}})
-        watching.wait_firing(*held, "StreamRLJobFailed")
-        lab.delete("secrets", names.tls_secret(JOB, "trainer"))
+        for name in first:  # restarts are told for a shortened hour alone
+            watching.wait_firing(name)
+        secret = names.tls_secret(JOB, "trainer")
+        lab.patch("secrets", secret, {"immutable": True})
+        watching.wait_firing(*later)
+        lab.delete("secrets", secret)
         watching.wait_silent("StreamRLCertificateEnds")
-        assert watching.firing() >= held - {"StreamRLCertificateEnds"}
         for name in (JOB, "other"):
             lab.delete("rljobs", name)
-        watching.wait_silent(*held, "StreamRLJobFailed")
+        watching.wait_silent(*first, *later)
