@@ -102,8 +102,8 @@ def with_short_certificates(own_control_plane: ControlPlane, namespace: str) -> 
 def test_jobs_that_wait_restart_and_fail(with_short_certificates: Operator, lab: Lab, tmp_path: Path) -> None:
     """One job finds no node, its generators restart, no trainer comes, and then a certificate cannot be renewed; another job fails."""
     operator, rules = with_short_certificates, chart_rules(operator_job=OPERATOR_JOB)
-    first = {"StreamRLJobUnschedulable", "StreamRLJobRestarts", "StreamRLJobFailed"}
-    later = {"StreamRLTrainerNeverStarted", "StreamRLCertificateEnds"}
+    first = ("StreamRLJobRestarts", "StreamRLJobFailed", "StreamRLJobUnschedulable")
+    later = ("StreamRLTrainerNeverStarted", "StreamRLCertificateEnds")
     with scraping({OPERATOR_JOB: [f"127.0.0.1:{operator.port}"]}, folder=tmp_path, rules=rules) as watching:
         lab.create("rljobs", simulated_job())
         lab.wait(lambda: len(lab.list("pods")) == 3, "the pods", operator)
@@ -115,7 +115,7 @@ def test_jobs_that_wait_restart_and_fail(with_short_certificates: Operator, lab:
         other["metadata"]["name"] = "other"
         lab.create("rljobs", other)
         lab.patch("rljobs", "other", {"spec": {"activeDeadlineSeconds": 1}})
-        for name in first:  # restarts are told for a shortened hour alone
+        for name in first:  # restarts fire for a shortened hour alone
             watching.wait_firing(name)
         secret = names.tls_secret(JOB, "trainer")
         lab.patch("secrets", secret, {"immutable": True})
