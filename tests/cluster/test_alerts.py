@@ -18,12 +18,13 @@ from support import dashboards
 from support.dashboards import ONLY_WHEN, OPERATOR_JOB
 from support.jobs import simulated_job
 from support.prometheus import Prometheus, chart_rules, scraping
+from support.runs import wait_for
 
 pytestmark = pytest.mark.timeout(900)
 
 JOB = simulated_job()["metadata"]["name"]
-LEAF_LIFE_S = 60
-"""Of certificates: renewed at 40 seconds, and overdue at 45."""
+LEAF_LIFE_S = 30
+"""Of certificates: renewed at two thirds, and overdue at three quarters."""
 LEASE_S = 30
 """Of a holder that is gone: long enough for the alert, and then the operator takes the Lease."""
 NO_NODE = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}]}
@@ -107,6 +108,7 @@ def test_jobs_that_wait_restart_and_fail(with_short_certificates: Operator, lab:
     with scraping({OPERATOR_JOB: [f"127.0.0.1:{operator.port}"]}, folder=tmp_path, rules=rules) as watching:
         lab.create("rljobs", simulated_job())
         lab.wait(lambda: len(lab.list("pods")) == 3, "the pods", operator)
+        wait_for(lambda: watching.has_data("streamrl_job_restarts"), what="a scrape before the restarts")
         watching.wait_silent(*first, *later)
         for pod in lab.list("pods"):
             status = RESTARTED if pod["metadata"]["labels"][names.LABEL_ROLE] == "generator" else NO_NODE
