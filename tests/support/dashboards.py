@@ -22,10 +22,11 @@ FOREIGN = {"up", *GPU_METRICS}
 ONLY_WHEN = {
     **dict.fromkeys(GPU_METRICS, "dcgm-exporter runs in the cluster"),
     "streamrl_cost_per_reward_point": "held-out reward is higher than at first",
+    'streamrl_job_waiting{reason="Unschedulable"}': "a pod finds no node",
     "streamrl_operator_cluster_connected": "there is an RLCluster",
     "streamrl_operator_reconcile_errors_total": "a reconcile has failed",
 }
-"""Metric -> when it has data; a healthy run may give it none. Each is made true once: in tests/chart/test_alerts_in_runs.py, test_dashboards.py,
+"""Metric, or a selector -> when it has data; a healthy run may give it none. Each is made true once: in tests/chart/test_alerts_in_runs.py, test_dashboards.py,
 tests/cluster/test_alerts.py and tests/cluster/test_members_lost.py."""
 _HISTOGRAM = re.compile("_(bucket|sum|count)$")
 
