@@ -28,6 +28,11 @@ def own_output() -> TextIO:
     return output
 
 
+def warn(*lines: str) -> None:
+    """Write warnings, which stop nothing."""
+    err(*(f"warning: {line}" for line in lines))
+
+
 def err(*lines: str) -> None:
     """Write lines that are no result: a mistake, progress, advice."""
     say(*lines, to=sys.stderr)

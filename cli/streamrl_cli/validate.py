@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserErrors
+from streamrl.spec_warnings import spec_warnings
 from streamrl_cli import console
 from streamrl_cli.jobfile import check_file
 from streamrl_cli.local import local_problems
@@ -33,4 +34,5 @@ def _validate(path: Path, *, local: bool) -> bool:
     if not mistakes:
         names = ", ".join(job.metadata.name for job in jobs)
         console.out(f"{path}: OK ({names or 'no job'})")
+        console.warn(*(f"{path}: {warning}" for job in jobs for warning in spec_warnings(job.spec)))
     return not mistakes

@@ -71,7 +71,7 @@ def _parse(text: str) -> ast.expr:
     return ast.parse(spelled.strip(), mode="eval").body
 
 
-def _compile(node: ast.expr, functions: Mapping[str, Callable[..., Any]]) -> Expression:
+def _compile(node: ast.expr, functions: Mapping[str, Callable[..., Any]]) -> Expression:  # noqa: PLR0912 - a branch for each form
     def compiled(*nodes: ast.expr) -> list[Expression]:
         return [_compile(one, functions) for one in nodes]
 
@@ -88,6 +88,9 @@ def _compile(node: ast.expr, functions: Mapping[str, Callable[..., Any]]) -> Exp
         case ast.Attribute(value=of, attr=key):
             [owner] = compiled(of)
             return lambda names: _field(owner(names), key)
+        case ast.Subscript(value=of, slice=ast.Constant(value=str(key))):
+            [mapping] = compiled(of)
+            return lambda names: mapping(names)[key]
         case ast.UnaryOp(op=ast.Invert(), operand=operand):
             [denied] = compiled(operand)
             return lambda names: not denied(names)

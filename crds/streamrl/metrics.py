@@ -394,6 +394,11 @@ TRAINER = MetricTable(
             (
                 _gauge("trainer_step", "Steps that the weights have taken.", unit="steps"),
                 _gauge("trainer_attempt", "Number of this trainer's attempt; before the first welcome: 0."),
+                _gauge(
+                    "trainer_checkpoint_timestamp_seconds",
+                    "When the newest checkpoint was written to the trainer's disk, since 1970; NaN before the first.",
+                    unit="seconds",
+                ),
                 _gauge("trainer_waiting_groups", "Groups received, not yet taken by the step loop.", unit="groups"),
                 _counter("weights_published_versions", "Weight versions that were published."),
                 _counter("weights_served_bytes", "Bytes of weights that were sent to generators.", unit="bytes"),
@@ -441,11 +446,31 @@ OPERATOR = MetricTable(
             _operator("gauge", "queue_depth", "Jobs that are due and wait for a worker."),
             _operator("gauge", "unreachable_jobs", "Jobs whose scheduler's numbers cannot be read for minutes."),
             _of_job("gauge", "job_condition", "1 if the condition of the RLJob is True, else 0.", by="type"),
+            _of_job(
+                "gauge",
+                "job_waiting",
+                "1 for what the job, or one of its pools, waits for: the reason of its condition Ready; Other: a reason that Kubernetes gives.",
+                by="pool reason",
+            ),
+            _of_job(
+                "gauge",
+                "job_start_timestamp_seconds",
+                "When the job's pods were first made, or made again after suspend, since 1970; absent without pods.",
+                unit="seconds",
+            ),
+            _of_job("gauge", "job_trainer_attempts", "Lives of the trainer, as the scheduler last said; 0: none yet."),
             _of_job("gauge", "job_restarts", "Restarts that count towards maxRestarts."),
             _of_job(
                 "gauge",
                 "job_certificate_expiry_timestamp_seconds",
                 "When the certificate of a role, or the job's authority (role ca), ends; since 1970.",
+                unit="seconds",
+                by="role",
+            ),
+            _of_job(
+                "gauge",
+                "job_certificate_life_seconds",
+                "How long that certificate is valid, from its beginning to its end.",
                 unit="seconds",
                 by="role",
             ),

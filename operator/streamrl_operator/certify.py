@@ -38,10 +38,11 @@ class Certifier:
                 for name in tls_secrets.secret_names(plan.name, roles=roles)
                 if (secret := self.home.known(SECRET, plan.namespace, name)) is not None
             }
+            lives = tls_secrets.lives_in(plan.name, known, roles=roles)
+            self.metrics.certificates((plan.namespace, plan.name), lives)
             copies = self._copies(plan)
             made, next_check = tls_secrets.due(plan, known, now=self.clock.now(), lives=self.lives, copies=copies)
             if not made:
-                self.metrics.certificates((plan.namespace, plan.name), tls_secrets.ends(plan.name, known, roles=roles))
                 return next_check
             for secret in made:  # one that we did not know of is looked at in the next round
                 await self.home.find_or_make(secret, owner_uid=plan.uid)

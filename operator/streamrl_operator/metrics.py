@@ -8,13 +8,20 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from streamrl.metrics import OPERATOR
 from streamrl_operator.kube.cache import Key
+from streamrl_operator.planning.conditions import FAILED, READY, REASONS, SUCCEEDED
+from streamrl_operator.planning.values import seconds_since
 from streamrl_pages.metrics import Labels, MetricSet
 from streamrl_pages.server import EndpointServer, health_response, metrics_response
+
+_OTHER = "Other"
+"""Label of a reason that `REASONS` does not have: Kubernetes may give any."""
+_NO_WAIT = "NoPodsWanted"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
@@ -23,13 +30,18 @@ class _JobSeries:
 
     conditions: dict[str, bool] = field(default_factory=dict)
     restarts: int = 0
+    attempts: int = 0
+    start_s: float | None = None
+    waiting: dict[str, str] = field(default_factory=dict)
+    """Pool, or nothing for the job -> the reason why its Ready is not True."""
     desired: dict[str, int] = field(default_factory=dict)
     ready: dict[str, int] = field(default_factory=dict)
     scaled: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(pool, direction) -> changes of `desired`."""
     clusters: Mapping[str, str] = field(default_factory=dict)
     """Pool -> the member cluster that its pods are in; of others nothing."""
-    certificates: dict[str, float] = field(default_factory=dict)
+    certificates: Mapping[str, tuple[datetime, datetime]] = field(default_factory=dict)
+    """Role -> when its certificate begins and ends."""
 
     def by_place(self, numbers: Mapping[str, int]) -> dict[Labels, float]:
         """By pool and cluster."""
@@ -70,23 +82,42 @@ class OperatorMetrics:
         """A gauge, or a counter's total, that is read when somebody asks; of one with a label, by the label's value."""
         self._read[name] = value
 
-    def job(self, key: Key, status: Mapping[str, Any], *, clusters: Mapping[str, str]) -> None:
-        """The status of a job as it is written. `clusters`: pool -> the member cluster that its pods are in."""
+    def job(
+        self,
+        key: Key,
+        status: Mapping[str, Any],
+        *,
+        clusters: Mapping[str, str],
+        pools: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Take over the status of a job as it is written.
+
+        Args:
+            key: of the job.
+            status: of the job.
+            clusters: pool -> the member cluster that its pods are in.
+            pools: pool -> its status; None: as before.
+        """
         numbers = self._jobs.setdefault(key, _JobSeries())
+        numbers.waiting = _waiting(status, {} if pools is None else pools) | (
+            {pool: reason for pool, reason in numbers.waiting.items() if pool} if pools is None else {}
+        )
+        before_1970_s = seconds_since(status.get("startTime"), now=_EPOCH)
+        numbers.start_s = None if before_1970_s is None else -before_1970_s
+        numbers.attempts = status.get("attempt", 0)
         numbers.conditions = {one["type"]: one["status"] == "True" for one in status.get("conditions", ())}
         numbers.restarts, numbers.clusters = status.get("restarts", 0), clusters
-        before, pools = numbers.desired, status.get("pools", ())
-        numbers.desired = {pool["name"]: pool["desired"] for pool in pools}
-        numbers.ready = {pool["name"]: pool["ready"] for pool in pools}
+        before, sizes = numbers.desired, status.get("pools", ())
+        numbers.desired = {pool["name"]: pool["desired"] for pool in sizes}
+        numbers.ready = {pool["name"]: pool["ready"] for pool in sizes}
         for name, desired in numbers.desired.items():
             was = before.get(name, desired)
             numbers.scaled[name, "up"] += desired > was
             numbers.scaled[name, "down"] += desired < was
 
-    def certificates(self, key: Key, ends: Mapping[str, datetime]) -> None:
-        """When the certificates of a job end, by role."""
-        numbers = self._jobs.setdefault(key, _JobSeries())
-        numbers.certificates = {role: end.timestamp() for role, end in ends.items()}
+    def certificates(self, key: Key, lives: Mapping[str, tuple[datetime, datetime]]) -> None:
+        """Take over when the certificates of a job begin and end, by role."""
+        self._jobs.setdefault(key, _JobSeries()).certificates = lives
 
     def forget(self, key: Key) -> None:
         """The job is gone."""
@@ -101,12 +132,19 @@ class OperatorMetrics:
             for by, number in by_labels.items():
                 write(name, number, *by)
         self._of_jobs("job_condition", lambda job: {(kind,): holds for kind, holds in job.conditions.items()})
+        self._of_jobs("job_waiting", lambda job: dict.fromkeys(job.waiting.items(), 1))
+        self._of_jobs("job_start_timestamp_seconds", lambda job: {} if job.start_s is None else {(): job.start_s})
+        self._of_jobs("job_trainer_attempts", lambda job: {(): job.attempts})
         self._of_jobs("job_restarts", lambda job: {(): job.restarts})
         self._of_jobs("pool_desired_replicas", lambda job: job.by_place(job.desired))
         self._of_jobs("pool_ready_replicas", lambda job: job.by_place(job.ready))
         self._of_jobs("pool_scale_events", lambda job: job.scaled)
-        ends = "job_certificate_expiry_timestamp_seconds"
-        self._of_jobs(ends, lambda job: {(role,): end for role, end in job.certificates.items()})
+        ends, lives = "job_certificate_expiry_timestamp_seconds", "job_certificate_life_seconds"
+        self._of_jobs(ends, lambda job: {(role,): end.timestamp() for role, (_, end) in job.certificates.items()})
+        self._of_jobs(
+            lives,
+            lambda job: {(role,): (end - begin).total_seconds() for role, (begin, end) in job.certificates.items()},
+        )
         return self._metrics.render()
 
     def _of_jobs(self, name: str, values: Callable[[_JobSeries], Mapping[Any, float]]) -> None:
@@ -114,6 +152,19 @@ class OperatorMetrics:
         for key, numbers in self._jobs.items():
             found |= {(*key, *by): value for by, value in values(numbers).items()}
         self._metrics.replace(name, found)
+
+
+def _waiting(status: Mapping[str, Any], pools: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Pool, or nothing for the job -> why its condition Ready is not True. A job that has ended waits for nothing."""
+    if any(one["type"] in (SUCCEEDED, FAILED) and one["status"] == "True" for one in status.get("conditions", ())):
+        return {}
+    found = {
+        name: one["reason"] if one["reason"] in REASONS else _OTHER
+        for name, of in {"": status, **pools}.items()
+        for one in of.get("conditions", ())
+        if one["type"] == READY and one["status"] != "True"
+    }
+    return {name: reason for name, reason in found.items() if reason != _NO_WAIT}
 
 
 @asynccontextmanager

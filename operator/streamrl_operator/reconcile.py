@@ -309,7 +309,8 @@ class Reconciler:
         return plan.uid, generation, plan.wanted, plan.defaults, plan.exposures, plan.dials, versions
 
     async def _write_statuses(self, observed: Observed, decision: JobDecision) -> None:
-        self.metrics.job(observed.key, decision.status, clusters=members.clusters_by_pool(observed.raw))
+        clusters = members.clusters_by_pool(observed.raw)
+        self.metrics.job(observed.key, decision.status, clusters=clusters, pools=decision.pool_statuses)
         for event in decision.events:
             await self.events.send(observed.raw, event, since=observed.metadata["resourceVersion"])
         for pool, reported in decision.pool_statuses.items():

@@ -252,14 +252,14 @@ def _not_delivered(
     return found
 
 
-def ends(job: str, secrets: Secrets, *, roles: Sequence[str] = ROLES) -> dict[str, datetime]:
-    """Role, or `ca` -> when its certificate ends; what cannot be read is left out."""
+def lives_in(job: str, secrets: Secrets, *, roles: Sequence[str] = ROLES) -> dict[str, tuple[datetime, datetime]]:
+    """Role, or `ca` -> when its certificate begins and ends; what cannot be read is left out."""
     places = {"ca": (names.ca_secret(job), _CA_KEYS["present"][0])}
     places |= {role: (names.tls_secret(job, role), _CERTIFICATE) for role in roles}
-    found: dict[str, datetime] = {}
+    found: dict[str, tuple[datetime, datetime]] = {}
     for role, (name, key) in places.items():
         for certificate in read_trusted(_data(secrets.get(name), key)):
-            found[role] = certificate.not_valid_after_utc
+            found[role] = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return found
 
 

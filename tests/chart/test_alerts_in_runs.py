@@ -28,6 +28,8 @@ pytestmark = pytest.mark.timeout(900)
 SLOTS = 32
 """So many that a hundred rewards fail in a shortened window."""
 STEP_S, SLOW_STEP_S = 2.0, 8.0
+CHECKPOINT_STEPS, CHECKPOINT_S = 5, 20
+"""Five steps take 10 seconds, slow ones 40."""
 LATE_S = 1.0
 """Of each message on the way of the weights: a version takes several."""
 GENERATOR, TRAINER = "generator-sim-0", "trainer-0"
@@ -135,7 +137,7 @@ CASES: dict[str, tuple[Callable[[Patient], AbstractContextManager[None]], set[st
     "rewards are equal": (lambda run: run.suffering("equal rewards"), {"StreamRLRewardsEqual"}),
     "prompts are slow": (lambda run: run.suffering("slow prompts"), {"StreamRLGeneratorsStarved"}),
     "generators are gone": (Patient.without_generators, {"StreamRLJobWithoutGenerators"}),
-    "the trainer is slow": (Patient.slow_trainer, {"StreamRLStalenessBound"}),
+    "the trainer is slow": (Patient.slow_trainer, {"StreamRLStalenessBound", "StreamRLCheckpointOld"}),
     "weights are slow": (Patient.late_weights, {"StreamRLWeightSyncSlow"}),
     "weights are not there": (Patient.misled_weights, {"StreamRLWeightSyncFails"}),
 }
@@ -148,6 +150,7 @@ def job() -> dict[str, Any]:
     made = simulated_job(replicas=1, steps=1_000_000, staleness=4, **engine)
     made["spec"]["scheduling"]["leaseSeconds"] = 20.0
     made["spec"]["trainer"]["engine"]["simulated"] = {"secondsPerStep": STEP_S}
+    made["spec"]["storage"] = {"checkpoints": {"intervalSteps": CHECKPOINT_STEPS}}
     made["spec"]["task"] |= {
         "groupSize": SLOTS // 2,
         "format": {"function": "suffering:slow_format"},
@@ -183,7 +186,9 @@ def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
 def watching(patient: Patient, prometheus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus with the chart's rules."""
     targets = {"streamrl": [f"127.0.0.1:{port}" for port in patient.ports.values()]}
-    with scraping(targets, folder=tmp_path_factory.mktemp("prometheus"), rules=chart_rules()) as made:
+    with scraping(
+        targets, folder=tmp_path_factory.mktemp("prometheus"), rules=chart_rules(checkpoint_s=CHECKPOINT_S)
+    ) as made:
         yield made
 
 

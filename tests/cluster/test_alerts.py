@@ -10,19 +10,32 @@ from pathlib import Path
 
 import pytest
 
+from cluster.harness.control_plane import ControlPlane
 from cluster.operators import Lab, Operator
-from cluster.test_operator_unread import make_ready
-from streamrl import names
+from cluster.test_operator_unread import make_ready, running
+from streamrl import keys, names
 from support import dashboards
 from support.dashboards import ONLY_WHEN, OPERATOR_JOB
 from support.jobs import simulated_job
 from support.prometheus import Prometheus, chart_rules, scraping
+from support.runs import wait_for
 
 pytestmark = pytest.mark.timeout(900)
 
 JOB = simulated_job()["metadata"]["name"]
+LEAF_LIFE_S = 30
+"""Of certificates: renewed at two thirds, and overdue at three quarters."""
 LEASE_S = 30
 """Of a holder that is gone: long enough for the alert, and then the operator takes the Lease."""
+NO_NODE = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU"}]}
+ENDED = {"exitCode": 1, "reason": "Error", "startedAt": "2026-01-01T12:00:00Z", "finishedAt": "2026-01-01T12:01:00Z"}
+RESTARTED = {
+    "phase": "Running",
+    "containerStatuses": [
+        running("generator") | {"ready": False, "restartCount": 1, "lastState": {"terminated": ENDED}},
+    ],
+}
+"""Of two generators, each once."""
 MICROSECONDS = "%Y-%m-%dT%H:%M:%S.%fZ"
 
 
@@ -78,3 +91,39 @@ def test_numbers_that_cannot_be_read(watching: Prometheus, operator: Operator, l
     watching.wait_firing("StreamRLNumbersUnreachable")
     lab.delete("rljobs", JOB)
     watching.wait_silent("StreamRLNumbersUnreachable")
+
+
+@pytest.fixture
+def with_short_certificates(own_control_plane: ControlPlane, namespace: str) -> Iterator[Operator]:
+    made = Operator(own_control_plane, namespace, **{keys.ENV_LEAF_LIFE_SECONDS: str(LEAF_LIFE_S)}).start()
+    yield made.wait_until_leading()
+    assert made.stop() == 0, made.tail()
+
+
+def test_jobs_that_wait_restart_and_fail(with_short_certificates: Operator, lab: Lab, tmp_path: Path) -> None:
+    """One job finds no node, its generators restart, no trainer comes, and then a certificate cannot be renewed; another job fails."""
+    operator, rules = with_short_certificates, chart_rules(operator_job=OPERATOR_JOB)
+    first = ("StreamRLJobRestarts", "StreamRLJobFailed", "StreamRLJobUnschedulable")
+    later = ("StreamRLTrainerNeverStarted", "StreamRLCertificateEnds")
+    with scraping({OPERATOR_JOB: [f"127.0.0.1:{operator.port}"]}, folder=tmp_path, rules=rules) as watching:
+        lab.create("rljobs", simulated_job())
+        lab.wait(lambda: len(lab.list("pods")) == 3, "the pods", operator)
+        wait_for(lambda: watching.has_data("streamrl_job_restarts"), what="a scrape before the restarts")
+        watching.wait_silent(*first, *later)
+        for pod in lab.list("pods"):
+            status = RESTARTED if pod["metadata"]["labels"][names.LABEL_ROLE] == "generator" else NO_NODE
+            lab.patch("pods", pod["metadata"]["name"], {"status": status}, part="status")
+        other = simulated_job()
+        other["metadata"]["name"] = "other"
+        lab.create("rljobs", other)
+        lab.patch("rljobs", "other", {"spec": {"activeDeadlineSeconds": 1}})
+        for name in first:  # restarts fire for a shortened hour alone
+            watching.wait_firing(name)
+        secret = names.tls_secret(JOB, "trainer")
+        lab.patch("secrets", secret, {"immutable": True})
+        watching.wait_firing(*later)
+        lab.delete("secrets", secret)
+        watching.wait_silent("StreamRLCertificateEnds")
+        for name in (JOB, "other"):
+            lab.delete("rljobs", name)
+        watching.wait_silent(*first, *later)

@@ -1,5 +1,6 @@
 """Jobs in queues, judged by Kueue's own controllers and webhooks. No pod runs here; whether it is there is what is asked."""
 
+import base64
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 
 from cluster import rights
 from cluster.harness import kueue
-from cluster.harness.control_plane import ControlPlane
+from cluster.harness.control_plane import MASTERS, ControlPlane
 from cluster.harness.processes import Server
 from cluster.operators import Lab, Operator, refused
 from streamrl import keys, names
@@ -20,6 +21,8 @@ USER = "streamrl-operator-with-kueue"
 GPU = "nvidia.com/gpu"
 MEMORY_AND_CPU = {"cpu": "64", "memory": "256Gi"}
 QUEUE, HIGH = "team", "high"
+HOST = "kubernetes.io/hostname"
+NODES = ("gpu-1", "gpu-2", "gpu-3")
 PREEMPTS = {"preemption": {"withinClusterQueue": "LowerPriority"}}
 
 
@@ -122,7 +125,8 @@ def queued(servers: list[Server], own_control_plane: ControlPlane, namespace: st
     """An operator with the chart's `kueue.enabled`, beside Kueue."""
     if not servers:
         kueue.install(own_control_plane)
-        servers.append(kueue.start(own_control_plane))
+        kinds = [{"name": "RLJob.v1alpha1.streamrl.io"}]
+        servers.append(kueue.start(own_control_plane, multiKueue={"externalFrameworks": kinds}))
         kueue.priority(own_control_plane, HIGH, 1000)
     made = _operator(own_control_plane, namespace, **{keys.ENV_KUEUE: "true"})
     yield made.wait_until_leading()
@@ -306,3 +310,57 @@ def test_kueue_is_told_when_the_pods_are_ready(lab: QueueLab, queued: Operator) 
     for status in ("True", "False", "True"):
         say(status)
         lab.wait(lambda: lab.workloads()["rljob-first"].get("PodsReady") == status, f"PodsReady {status}", queued)  # noqa: B023
+
+
+@pytest.fixture
+def nodes(own_control_plane: ControlPlane) -> Iterator[None]:
+    """Three, with a GPU each; no pod runs there."""
+    api, amounts = own_control_plane.api, {**MEMORY_AND_CPU, GPU: "1", "pods": "9"}
+    ready = {"type": "Ready", "status": "True", "reason": "Made", "message": ""}
+    for name in NODES:
+        api.create("/api/v1/nodes", {"metadata": {"name": name, "labels": {"gpu": "h100", HOST: name}}}).expect()
+        status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
+        api.patch(f"/api/v1/nodes/{name}/status", {"status": status}).expect()
+    yield
+    for name in NODES:
+        api.delete(f"/api/v1/nodes/{name}").expect()
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_topology_counts_free_nodes_and_places_no_pod(lab: QueueLab, queued: Operator) -> None:
+    """What docs/kueue.md says of topology-aware scheduling: admission looks at nodes, pods go wherever the cluster's scheduler puts them."""
+    kueue.make(lab.cluster, "topologies", "Topology", "hosts", levels=[{"nodeLabel": HOST}])
+    lab.quota(9, flavor={"nodeLabels": {"gpu": "h100"}, "topologyName": "hosts"})
+    lab.create("rljobs", job("first"))
+    lab.wait_pods("first", 2, queued)
+    lab.create("rljobs", job("second"))  # quota for it, and one node
+    text = "doesn't allow to fit"
+    lab.wait(lambda: text in lab.condition("second", "Ready").get("message", ""), "the refusal", queued)
+    assert lab.pods("second") == []
+    for pod in lab.list("pods"):
+        assert pod["spec"]["nodeSelector"] == {"gpu": "h100"}
+        assert "schedulingGates" not in pod["spec"]
+    lab.delete("rljobs", "first")
+    lab.wait_pods("second", 2, queued)
+
+
+def test_multikueue_starts_no_job(lab: QueueLab, queued: Operator) -> None:
+    """What docs/kueue.md says of it: a job that this operator brings about is rejected, and one of MultiKueue's has no Workload."""
+    kubeconfig = base64.b64encode(lab.cluster.kubeconfig_for("multikueue", (MASTERS,)).read_bytes()).decode()
+    secret = {"metadata": {"name": "worker"}, "data": {"kubeconfig": kubeconfig}}
+    lab.cluster.api.create("/api/v1/namespaces/default/secrets", secret).expect()
+    source = {"kubeConfig": {"location": "worker", "locationType": "Secret"}}
+    kueue.make(lab.cluster, "multikueueclusters", "MultiKueueCluster", "worker", clusterSource=source)
+    kueue.make(lab.cluster, "multikueueconfigs", "MultiKueueConfig", "workers", clusters=["worker"])
+    parameters = {"apiGroup": "kueue.x-k8s.io", "kind": "MultiKueueConfig", "name": "workers"}
+    controller = "kueue.x-k8s.io/multikueue"
+    kueue.make(
+        lab.cluster, "admissionchecks", "AdmissionCheck", "multi", controllerName=controller, parameters=parameters
+    )
+    lab.quota(9, admissionChecksStrategy={"admissionChecks": [{"name": "multi"}]})
+    lab.create("rljobs", job("theirs", managedBy=controller))
+    lab.create("rljobs", job("ours"))
+    lab.wait_reason("ours", "Evicted", queued)
+    assert "multi, were rejected" in lab.condition("ours", "Ready")["message"]
+    assert set(lab.workloads()) == {"rljob-ours"}
+    assert "status" not in lab.must("rljobs", "theirs")

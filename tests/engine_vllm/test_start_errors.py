@@ -1,15 +1,19 @@
 """What vLLM refuses at its start is the user's error, in one line; found by vLLM itself, in this process or in its core."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm import AsyncEngineArgs
 
 from streamrl.errors import EXIT_USER_ERROR, UserError
+from streamrl.spec import vllm_arguments
 from streamrl.spec.generators import VllmEngineSpec
 from streamrl_cli.jobfile import load_job
 from streamrl_workers.generator.engines import engine_kind
 from streamrl_workers.generator.engines.base import EngineOptions
+from streamrl_workers.generator.engines.vllm.options import engine_arguments
 from support.runs import LocalRun
 from support.vllm_models import POSITIONS, save
 
@@ -32,7 +36,6 @@ POSITIONS_RULE = f"must be tokens from 1 to {POSITIONS}, which the model has pos
             {"kvCacheBytes": "64Ki"},
             f"{LENGTH}: the keys and values of one sequence must fit the memory for them, got {POSITIONS}; set at most 96, or raise kvCacheBytes",
         ),
-        ({"extraArgs": {"stream_interval": "8"}}, "engine.vllm.extraArgs.stream_interval: is set by StreamRL; leave it out"),
         ({"quantization": "none-such"}, "engine.vllm: is refused by vLLM: Unknown quantization method: none-such"),
     ],
 )  # fmt: skip
@@ -42,6 +45,18 @@ def test_what_vllm_refuses_is_one_line(*, spec: dict[str, Any], line: str, tmp_p
         engine_kind("vllm").create(EngineOptions(spec=given, model_path=str(save("qwen3", tmp_path)), threads=1))
     (said,) = refused.value.lines
     assert said.startswith(line)
+
+
+def test_the_contract_knows_vllms_arguments_and_those_that_streamrl_sets() -> None:
+    assert {field.name for field in dataclasses.fields(AsyncEngineArgs)} == vllm_arguments.KNOWN
+
+    def asked(**extra: str) -> set[str]:
+        spec = VllmEngineSpec.model_validate({"extraArgs": extra})
+        return set(engine_arguments(EngineOptions(spec=spec, model_path="m", threads=1), limit_tokens=8))
+
+    made = asked()
+    assert made >= set(vllm_arguments.FIXED)
+    assert asked(**dict.fromkeys(made - set(vllm_arguments.FIXED), "1")) == made
 
 
 @pytest.mark.soak

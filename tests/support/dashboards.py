@@ -15,14 +15,18 @@ from support.prometheus import SCRAPE_S, Prometheus
 BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((CHART / "files/dashboards").glob("*.json"))}
 OPERATOR_JOB = "streamrl-system/streamrl"
 DATA_S = 240.0
-FOREIGN = {"up"}
-"""What Prometheus itself exports."""
+GPU_METRICS = {f"DCGM_FI_DEV_{name}" for name in ("GPU_UTIL", "FB_USED", "FB_FREE", "XID_ERRORS")}
+"""Of NVIDIA's dcgm-exporter."""
+FOREIGN = {"up", *GPU_METRICS}
+"""What Prometheus itself, and other exporters say."""
 ONLY_WHEN = {
+    **dict.fromkeys(GPU_METRICS, "dcgm-exporter runs in the cluster"),
     "streamrl_cost_per_reward_point": "held-out reward is higher than at first",
+    'streamrl_job_waiting{reason="Unschedulable"}': "a pod finds no node",
     "streamrl_operator_cluster_connected": "there is an RLCluster",
     "streamrl_operator_reconcile_errors_total": "a reconcile has failed",
 }
-"""Metric -> when it has data; a healthy run may give it none. Each is made true once: in tests/chart/test_alerts_in_runs.py,
+"""Metric, or a selector -> when it has data; a healthy run may give it none. Each is made true once: in tests/chart/test_alerts_in_runs.py, test_dashboards.py,
 tests/cluster/test_alerts.py and tests/cluster/test_members_lost.py."""
 _HISTOGRAM = re.compile("_(bucket|sum|count)$")
 
@@ -65,7 +69,12 @@ def panels_that_may_be_empty(where: Callable[[Asked], bool]) -> set[str]:
 
 def alerts() -> Iterator[Asked]:
     """All alerts."""
-    text = (CHART / "files/rules.yaml").read_text().replace("OPERATOR_JOB", OPERATOR_JOB)
+    text = (
+        (CHART / "files/rules.yaml")
+        .read_text()
+        .replace("OPERATOR_JOB", OPERATOR_JOB)
+        .replace("CHECKPOINT_SECONDS", "21600")
+    )
     for group in YAML(typ="safe").load(text)["groups"]:
         for rule in group["rules"]:
             yield Asked(board=group["name"], title=rule["alert"], expr=rule["expr"])

@@ -61,6 +61,9 @@ def serving(answer: Answer) -> Iterator[Endpoint]:
             endpoint.connections.add(self.client_address[1])
             answer(self, number)
 
+        def do_GET(self) -> None:
+            answer(self, 0)
+
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 

@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards.parts import BUBBLE, WALL, idle_share, of_scheduler, quantiles, where_time_goes
+from dashboards.parts import BUBBLE, WALL, idle_share, of_gpus, of_scheduler, quantiles, where_time_goes
 from dashboards.shared import (
     JOB,
     NAMESPACE,
@@ -36,6 +36,7 @@ def build() -> Dashboard:
         choices=(NAMESPACE, ONE_JOB),
         sections={
             "What each second was lost to": _lost(),
+            "GPUs, where dcgm-exporter runs": _gpus(),
             "By process": _processes(),
             "Skew: short answers wait for long ones": _skew(),
             "Weights": _weights(),
@@ -116,6 +117,42 @@ def _processes() -> list[Panel]:
             says=Advice(
                 good="all near 100 %.",
                 otherwise="one lower than the others takes less work: compare its speed in Pools and links.",
+            ),
+        ),
+    ]
+
+
+def _gpus() -> list[Panel]:
+    by, used, free = "pod, gpu", of_gpus("DCGM_FI_DEV_FB_USED"), of_gpus("DCGM_FI_DEV_FB_FREE")
+    memory = f"sum by ({by}) ({used}) / (sum by ({by}) ({used}) + sum by ({by}) ({free}))"
+    return [
+        curves(
+            "GPU utilisation",
+            Query(expr=f"avg by ({by}) ({of_gpus('DCGM_FI_DEV_GPU_UTIL')}) / 100", legend="{{pod}} {{gpu}}"),
+            unit="percentunit",
+            width=8,
+            says=Advice(
+                good="high where the process is busy.",
+                otherwise="busy without the GPU is work of the processor: tokens, rewards, loading. Idle with it: another pod shares the GPU.",
+            ),
+        ),
+        curves(
+            "GPU memory in use",
+            Query(expr=memory, legend="{{pod}} {{gpu}}"),
+            unit="percentunit",
+            width=8,
+            says=Advice(
+                good="below 95 %.",
+                otherwise="little of it: raise gpuMemoryPercent, maxConcurrency or microBatchTokens. Nearly all: lower them.",
+            ),
+        ),
+        curves(
+            "Last XID error",
+            Query(expr=f"max by ({by}) ({of_gpus('DCGM_FI_DEV_XID_ERRORS')})", legend="{{pod}} {{gpu}}"),
+            width=8,
+            says=Advice(
+                good="0.",
+                otherwise="NVIDIA's list of XIDs says what it was: 13, 31 and 43 are programs' faults, 48, 63, 79 and 94 the device's: drain the node.",
             ),
         ),
     ]

@@ -21,7 +21,13 @@ def build() -> Dashboard:
         "StreamRL / Jobs",
         says="All jobs of the chosen namespaces: who is starved, and what it costs.",
         choices=(NAMESPACE, JOBS),
-        sections={"All": _totals(), "Jobs": [_table()], "Who is starved": _starved(), "What it costs": _cost()},
+        sections={
+            "All": _totals(),
+            "Waiting and failed": _held_up(),
+            "Jobs": [_table()],
+            "Who is starved": _starved(),
+            "What it costs": _cost(),
+        },
     )
 
 
@@ -64,6 +70,37 @@ def _totals() -> list[Panel]:
             Query(expr=f"sum({_LOST_RATE})"),
             says=Advice(
                 good="below a tenth of the cost per hour.", otherwise="begin with the job that loses most, below."
+            ),
+        ),
+    ]
+
+
+def _held_up() -> list[Panel]:
+    """By what the operator says: a job without pods has no scheduler."""
+    return [
+        number(
+            "Waiting jobs",
+            Query(expr=f'sum(max by ({_BY}) (streamrl_job_waiting{{{JOB},pool=""}})) or vector(0)'),
+            says=Advice(
+                good="0, or jobs that wait in a queue as they should.",
+                otherwise="beside it is what they wait for.",
+            ),
+        ),
+        number(
+            "Failed jobs",
+            Query(expr=f'sum(max by ({_BY}) (streamrl_job_condition{{{JOB},type="Failed"}}))'),
+            says=Advice(good="0.", otherwise="the condition Failed of each says why; delete those that you have read."),
+        ),
+        curves(
+            "What jobs wait for",
+            Query(
+                expr=f'sum by (reason) (max by ({_BY}, reason) (streamrl_job_waiting{{{JOB},pool=""}}))',
+                legend="{{reason}}",
+            ),
+            width=16,
+            says=Advice(
+                good="nothing for long, but Queued and Suspended.",
+                otherwise="`kubectl describe rljob` has the message; Unschedulable and ImagePullBackOff hold GPUs that others have.",
             ),
         ),
     ]

@@ -164,6 +164,18 @@ def _speed() -> list[Panel]:
 
 def _cost() -> list[Panel]:
     return [
+        curves(
+            "Age of the newest checkpoint",
+            Query(
+                expr=f"time() - max by (namespace, rljob) (streamrl_trainer_checkpoint_timestamp_seconds{{{JOB}}})",
+                legend="what would be trained again",
+            ),
+            unit="s",
+            says=Advice(
+                good="a saw: it falls with each checkpoint.",
+                otherwise="this much is lost if the trainer ends now: lower storage.checkpoints.intervalSteps.",
+            ),
+        ),
         stacked(
             "Cost per hour",
             by_pool(f"sum by (pool) (streamrl_cost_per_hour{{{JOB}}})"),

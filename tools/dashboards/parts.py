@@ -18,6 +18,14 @@ def idle_share(by: str, who: str) -> str:
     return f"1 - {busy} / sum by ({by}) (rate({WALL}{{{who}}}[{RANGE}]))"
 
 
+def of_gpus(metric: str) -> str:
+    """A metric of NVIDIA's dcgm-exporter, of the GPUs that the chosen jobs' pods hold. Without honorLabels Prometheus calls the pod `exported_pod`."""
+    renamed = f'{metric}{{exported_pod!=""}}'
+    for label in ("pod", "namespace"):
+        renamed = f'label_replace({renamed}, "{label}", "$1", "exported_{label}", "(.+)")'
+    return f'({renamed} or {metric}{{exported_pod=""}}) and on (namespace, pod) {WALL}{{{JOB}}}'
+
+
 def of_scheduler(name: str, legend: str, *, by: str = "") -> Query:
     """What a job's scheduler measured last. One line, also where its pod was made again and has another `instance`."""
     return Query(expr=f"max by (namespace, rljob{by and f', {by}'}) (streamrl_{name}{{{JOB}}})", legend=legend)

@@ -18,6 +18,7 @@ from streamrl.clusters import RLCluster, RLClusterSpec
 from streamrl.errors import EXIT_DONE, UserError, UserErrors
 from streamrl.spec import RLJob, parse_job
 from streamrl.spec.pod import RLJobDefaults
+from streamrl.spec_warnings import spec_warnings
 from streamrl_cli import console
 from streamrl_cli.cluster.bundle import as_written, cluster_problems, collect, config_map, with_code
 from streamrl_cli.cluster.output import FORMS, dump, section, text
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         job, reasons = optimise(jobs[0], args, config=_config(jobs[0], args))
         jobs = [job]
     inherited = [inherit(job, layers) for job in jobs]
+    console.warn(*(f"{args.file}: {warning}" for job, _ in inherited for warning in spec_warnings(job.spec)))
     plans = [(job, objects_of(job, args, members=members), origins) for job, origins in inherited]
     if args.output:
         console.out(*dump([obj for _, objects, _ in plans for obj in objects], form=args.output).split("\n"))

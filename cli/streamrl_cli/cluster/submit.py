@@ -12,6 +12,7 @@ from typing import Any
 from streamrl import names
 from streamrl.errors import EXIT_DONE, UserError, UserErrors
 from streamrl.spec import RLJob
+from streamrl.spec_warnings import spec_warnings
 from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, ObjectNotFoundError, add_connection, connect
 from streamrl_cli.cluster.bundle import (
@@ -53,6 +54,7 @@ async def run(args: argparse.Namespace) -> int:
         raise UserErrors(mistakes)
     if args.follow and len(jobs) > 1:
         raise UserError(field="--follow", rule=f"takes one job, {args.file} has {len(jobs)}")
+    console.warn(*(f"{args.file}: {warning}" for job in jobs for warning in spec_warnings(job.spec)))
     async with connect(args) as cluster:
         for job in jobs:
             _check_namespace(job, args, cluster=cluster)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_args
 
@@ -61,7 +62,7 @@ class FieldRule:
     def __init__(self, message: str, cel: str, got: str | Callable[[Any], object] = "") -> None:
         self.message = message
         self.cel = cel
-        self._holds = compile_cel(cel, quantity=parse_bytes)
+        self._holds = compile_cel(cel, **CEL_FUNCTIONS)
         self._got = _formatted(got, cel) if isinstance(got, str) else got
 
     def broken(self, model: BaseModel) -> str:
@@ -76,7 +77,7 @@ def _formatted(got: str, cel: str) -> Callable[[Any], str]:
     each = next((name for name in re.findall(r"\{(\w+)", got) if name != "self"), "")
     if not each:
         return lambda model: got.format(self=model)
-    failing = compile_failing(cel, each, quantity=parse_bytes)
+    failing = compile_failing(cel, each, **CEL_FUNCTIONS)
     return lambda model: ", ".join(got.format(**{"self": model, each: item}) for item in failing({"self": model}))
 
 
@@ -285,6 +286,19 @@ def parse_bytes(quantity: str) -> int:
     """Number of bytes that a byte quantity names."""
     digits = quantity.rstrip("KMGTik")
     return int(digits) * _SUFFIX_BYTES[quantity[len(digits) :]]
+
+
+_UNITS: Mapping[str, int | Fraction] = {**_SUFFIX_BYTES, "P": 10**15, "Pi": 2**50, "m": Fraction(1, 1000)}
+
+
+def _amount(quantity: str) -> Fraction:
+    """Number that a quantity of Kubernetes names."""
+    digits = quantity.rstrip("KMGTPikm")
+    return Fraction(digits) * _UNITS[quantity[len(digits) :]]
+
+
+CEL_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"quantity": _amount, "string": str}
+"""Functions of CEL that rules call by their names."""
 
 
 class PythonFunction(SpecModel):

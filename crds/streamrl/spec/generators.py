@@ -7,6 +7,7 @@ from pydantic import Field, StringConstraints
 from pydantic.alias_generators import to_camel
 
 from streamrl import names
+from streamrl.spec import vllm_arguments
 from streamrl.spec.base import (
     NAME_PATTERN,
     ByteQuantity,
@@ -16,6 +17,7 @@ from streamrl.spec.base import (
     OneOf,
     SpecModel,
 )
+from streamrl.spec.gpus import GPU, enough_gpus
 from streamrl.spec.pod import GeneratorPod
 from streamrl.spec.volumes import WeightCacheSpec
 
@@ -153,6 +155,14 @@ class VllmEngineSpec(GeneratorEngineSpec):
         description="More arguments of vLLM's AsyncEngineArgs by name, each value as JSON or plain text.",
     )
 
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "extraArgs must not hold what StreamRL sets: leave it out",
+            f"self.extraArgs.all(name, !(name in {list(vllm_arguments.FIXED)}))",
+            "{name}",
+        ),
+    )
+
     @property
     def slots(self) -> int:
         """Sequences at once, by the name that all engines have for it."""
@@ -241,6 +251,8 @@ class GeneratorEngine(OneOf):
         return ", or ".join(texts), " || ".join(ways)
 
 
+_SHARED_ENGINES = {key: kind.devices_field for key, kind in GeneratorEngine.kinds().items() if kind.devices_field}
+"""Engine -> its field with the number of devices that share the model."""
 _RESTLESS_ENGINES = GeneratorEngine.those(lambda engine: not engine.pauses)
 
 
@@ -349,5 +361,15 @@ class GeneratorPool(SpecModel):
         FieldRule(
             "scaling must not be auto with devices Trainer: more generators would share the same devices",
             "!has(self.devices) || self.devices != 'Trainer' || !has(self.scaling.auto)",
+        ),
+        *(
+            enough_gpus(
+                field=field,
+                why="a generator is one pod, on one node",
+                others=f"!has(self.engine.{engine})",
+                number=f"self.engine.{engine}.{field}",
+                got=f"{{self.engine.common.devices}} and {{self.pod.resources.limits[{GPU}]}}",
+            )
+            for engine, field in _SHARED_ENGINES.items()
         ),
     )

@@ -16,6 +16,7 @@ from streamrl.spec.base import (
     map_by,
 )
 from streamrl.spec.generators import GeneratorEngine, PoolName
+from streamrl.spec.gpus import GPU, enough_gpus
 from streamrl.spec.pod import TrainerPod
 
 Mode = Literal["Colocated", "Batch", "StreamSync", "StreamAsync"]
@@ -264,6 +265,13 @@ class Trainer(SpecModel):
             f"processesPerNode must be 1 with engine {_LONE_ENGINES}",
             f"!{_LONE_ENGINES.cel('self.engine')} || self.processesPerNode == 1",
             "{self.processes_per_node}",
+        ),
+        enough_gpus(
+            field="processesPerNode",
+            why="each rank takes a GPU of its own",
+            others="false",
+            number="self.processesPerNode",
+            got=f"{{self.processes_per_node}} and {{self.pod.resources.limits[{GPU}]}}",
         ),
         FieldRule(
             "of lora and sherl only one can be there",

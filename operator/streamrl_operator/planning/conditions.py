@@ -1,6 +1,6 @@
 """The conditions of a job and of a pool (`CONDITIONS`), and the reasons that they and events give (`REASONS`).
 
-A job has the first four from the first visit, TrainInferLogprobDiffHigh from the first page of numbers that speaks of it, ProcessFrozen from the first page with such a warning, CostAboveMax where it has `maxCost`, ClusterUnreachable where it is in a member cluster. Succeeded and Failed are its memory: once one is True the job has ended.
+A job has the first four from the first visit, TrainInferLogprobDiffHigh from the first page of numbers that speaks of it, ProcessFrozen from the first page with such a warning, CostAboveMax where it has `maxCost`, SpecWarnings from the first warning about its fields, ClusterUnreachable where it is in a member cluster. Succeeded and Failed are its memory: once one is True the job has ended.
 A transition time moves only when the condition's status does. `docs/reference/reasons.md` is generated from both tables.
 """
 
@@ -20,6 +20,7 @@ PROCESS_FROZEN = "ProcessFrozen"
 COST_ABOVE_MAX = "CostAboveMax"
 CLUSTER_UNREACHABLE = "ClusterUnreachable"
 """A condition, and its reason."""
+SPEC_WARNINGS = "SpecWarnings"
 CONDITIONS = {
     READY: "The trainer and at least one generator (where the job has pools) are ready, and the scheduler's status can be read. Otherwise the reason says what is awaited.",
     SUSPENDED: "`suspend` is set, `maxCost` is reached or the queue does not admit the job, and no pod is left.",
@@ -28,6 +29,7 @@ CONDITIONS = {
     LOGPROB_DIFF_HIGH: "A warning: the generators' log-probs are too far from the trainer's.",
     PROCESS_FROZEN: "A warning: a process within a container shows no sign of life; the message names it, and when it is killed and started again.",
     COST_ABOVE_MAX: "A warning: the job has cost more than `maxCost.amount`.",
+    SPEC_WARNINGS: "A warning: fields of the job do not go together, though it may start; the message has each.",
     CLUSTER_UNREACHABLE: "A warning: nothing newer is known of a member cluster that the job is in; its pools there have Ready Unknown.",
 }
 """Condition of a job -> when it is True."""
@@ -64,6 +66,7 @@ REASONS = {
     "NameTaken": "An object of a name that the job needs belongs to somebody else.",
     "NoGenerators": "No pool is asked for any generator.",
     "NoPodsWanted": "The pool is asked for no pods.",
+    "NoWarnings": "All fields of the job go together, as far as the operator knows.",
     "NoSignOfLife": "A process within a container is stopped, or blocked, for a third of the bound after which it is killed; the message names it.",
     "NotAsked": "The member cluster was not asked yet what the operator may do there.",
     "NotSuspended": "The job is not suspended.",
@@ -93,6 +96,7 @@ REASONS = {
     "Unschedulable": "A pod finds no node.",
     "UserError": "A container was given something that a person must change.",
     "WithinMaxCost": "The job has cost no more than `maxCost.amount`.",
+    "WarningsFound": "Fields of the job do not go together.",
     "WithinBound": "The train-infer log-prob difference is within `trainer.trainInferLogprobDiff`.",
 }
 """Reason of a condition or an event -> what it says. A container's or a scheduler's own reason is given as Kubernetes words it."""

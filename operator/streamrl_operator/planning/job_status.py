@@ -19,9 +19,16 @@ from streamrl.spec import RLJobSpec
 from streamrl.spec.base import SpecModel
 from streamrl.spec.pod import Pod
 from streamrl.spec.rljob import MaxCost
+from streamrl.spec_warnings import spec_warnings
 from streamrl.status import Bubbles, GeneratorPoolStatus, Images, RLJobStatus
 from streamrl_operator.planning import conditions, pods
-from streamrl_operator.planning.conditions import COST_ABOVE_MAX, LOGPROB_DIFF_HIGH, PROCESS_FROZEN, Aspect
+from streamrl_operator.planning.conditions import (
+    COST_ABOVE_MAX,
+    LOGPROB_DIFF_HIGH,
+    PROCESS_FROZEN,
+    SPEC_WARNINGS,
+    Aspect,
+)
 from streamrl_operator.planning.values import Object, Observed, PlanningSettings, seconds_since, stamp
 
 _Status = TypeVar("_Status", bound=SpecModel)
@@ -184,6 +191,16 @@ def cost_above_max(status: RLJobStatus, *, bound: MaxCost | None) -> Aspect | No
     then = "the job is suspended; raise the amount to go on" if bound.action == "Suspend" else "the job goes on"
     message = f"the job has cost at least maxCost.amount {bound.amount}: {then}"
     return Aspect(type=COST_ABOVE_MAX, holds=True, reason="AboveMaxCost", message=message)
+
+
+def doubtful_fields(before: RLJobStatus, *, spec: RLJobSpec | None) -> Aspect | None:
+    """Return the warnings about the fields of the job; None: there never was one. A job that is not valid keeps the last verdict."""
+    was = conditions.kept(before.conditions, SPEC_WARNINGS)
+    if spec is None:
+        return was
+    if found := spec_warnings(spec):
+        return Aspect(type=SPEC_WARNINGS, holds=True, reason="WarningsFound", message="\n".join(map(str, found)))
+    return None if was is None else Aspect(type=SPEC_WARNINGS, holds=False, reason="NoWarnings")
 
 
 def checkpoint_path(store: str, path: object) -> str | None:

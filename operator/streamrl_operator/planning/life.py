@@ -417,9 +417,10 @@ def _decision(
         if job is None
         else job_status.cost_above_max(status, bound=job.spec.max_cost)
     )
+    doubtful = job_status.doubtful_fields(view.before, spec=None if job is None else job.spec)
     entries = members.clusters(view.observed, view.before)
     unreachable = members.unreachable(view.observed, entries)
-    all_aspects = (*aspects, *(one for one in (diff, frozen, cost, unreachable) if one is not None))
+    all_aspects = (*aspects, *(one for one in (diff, frozen, cost, doubtful, unreachable) if one is not None))
     taken = job_status.images_of_job(view.observed, settings=view.settings, begins=running)
     whole = status.model_copy(
         update={

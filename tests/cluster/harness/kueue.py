@@ -156,6 +156,11 @@ def queue(
     plane.api.create(f"{GROUP}/namespaces/{namespace}/localqueues", local).expect()
 
 
+def make(plane: ControlPlane, plural: str, kind: str, name: str, **spec: Any) -> None:
+    """Make an object without a namespace."""
+    plane.api.create(f"{GROUP}/{plural}", _object(kind, name, spec=spec)).expect()
+
+
 def priority(plane: ControlPlane, name: str, value: int) -> None:
     """Make a WorkloadPriorityClass."""
     plane.api.create(f"{GROUP}/workloadpriorityclasses", _object("WorkloadPriorityClass", name, value=value)).expect()

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from streamrl.cel import compile_cel
-from streamrl.spec.base import FieldRule, SpecModel, parse_bytes
+from streamrl.spec.base import CEL_FUNCTIONS, FieldRule, SpecModel
 from support.cel_cases import CASES, DOCUMENT
 
 
@@ -44,7 +44,7 @@ class Bounds(SpecModel):
 @pytest.mark.parametrize("text", CASES)
 def test_the_value_of_an_expression(text: str) -> None:
     sheet = Sheet.model_validate(DOCUMENT, strict=False)
-    assert compile_cel(text, quantity=parse_bytes)({"self": sheet}) is CASES[text]
+    assert compile_cel(text, **CEL_FUNCTIONS)({"self": sheet}) is CASES[text]
 
 
 @pytest.mark.parametrize(

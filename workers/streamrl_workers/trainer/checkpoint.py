@@ -83,6 +83,11 @@ class Checkpoint:
     directory: Path
     meta: CheckpointMeta
 
+    @property
+    def written_s(self) -> float:
+        """When it was written to this disk, since 1970."""
+        return (self.directory / _META_FILE).stat().st_mtime
+
 
 class CheckpointStore:
     """The checkpoints of one run; this process is the only writer."""

@@ -212,6 +212,7 @@ def _prepare(
             identity, step=len(history), window_bytes=settings.window_bytes, checkpoint_path=checkpoint_path
         ),
         checkpoints=checkpoints,
+        saved_s=None if found is None else found.written_s,
         weights=weights,
         offer=offer_of(spec, server=server.offer),
         recorder=status.recorder,
@@ -250,8 +251,13 @@ async def _disconnect(connection: SchedulerConnection, conversing: asyncio.Task[
         conversing.result()
 
 
-def _numbers(loop: StepLoop) -> dict[str, int]:
-    return {"step": loop.version, "attempt": loop.attempt, "waiting_groups": loop.session.waiting_groups}
+def _numbers(loop: StepLoop) -> dict[str, float | None]:
+    return {
+        "step": loop.version,
+        "attempt": loop.attempt,
+        "waiting_groups": loop.session.waiting_groups,
+        "checkpoint_timestamp_seconds": loop.saved_s,
+    }
 
 
 def _fault(session: Session) -> str:

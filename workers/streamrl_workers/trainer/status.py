@@ -38,7 +38,9 @@ class TrainerStatus:
         self.instance = uuid.uuid4().hex  # new at every process start
         self._settings = settings
         self._gauges = [name for name in table.specs if name.startswith(_GAUGE)]
-        self._numbers: Callable[[], Mapping[str, Any]] = lambda: {name.removeprefix(_GAUGE): 0 for name in self._gauges}
+        self._numbers: Callable[[], Mapping[str, Any]] = lambda: {
+            name.removeprefix(_GAUGE): None for name in self._gauges
+        }
         self._fault: Callable[[], str] = lambda: LOADING
         self.totals: Callable[[], Mapping[str, float]] = dict
         """Counters of the table, cumulative."""

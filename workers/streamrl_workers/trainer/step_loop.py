@@ -35,7 +35,7 @@ from streamrl.spec.rljob import RLJobSpec
 from streamrl_workers.metrics.bubbles import Recorder, WallState, idle
 from streamrl_workers.stream.digests import History
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
-from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore, discard_export, export_once
+from streamrl_workers.trainer.checkpoint import Checkpoint, CheckpointMeta, CheckpointStore, discard_export, export_once
 from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
 from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError
 from streamrl_workers.weights.hashing import TensorBytes
@@ -144,6 +144,7 @@ class StepLoop:
     store_dir: Path  # holds the checkpoints, and the model in the end
     in_order: bool = False  # groups come by their numbers, and micro-steps follow from these alone
     attempt: int = 0  # known with the scheduler's welcome
+    saved_s: float | None = None  # when the newest checkpoint was written, since 1970
 
     def __post_init__(self) -> None:
         self._saved_step = len(self.history)
@@ -257,7 +258,7 @@ class StepLoop:
         step = self.version
         meta = CheckpointMeta.of(self.history, attempt=self.attempt)
         directory = self.checkpoints.write(meta, save=self.engine.save, sync=lambda: self.session.sync_journal(step))
-        self._saved_step = step
+        self._saved_step, self.saved_s = step, Checkpoint(directory=directory, meta=meta).written_s
         self.session.checkpointed(self._checkpointed(step, directory))
         log.info("checkpoint of step %d: %s", step, directory)
 

@@ -62,13 +62,13 @@ def test_lists_grow_by_key_and_each_item_is_there_once() -> None:
         "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
         "tolerations": [{"key": "gpu", "operator": "Exists"}, taint],
         "imagePullSecrets": ["mine", "registry"],
-        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "resources": {"limits": {"nvidia.com/gpu": 2}},
     }
     pod, origins = inherited(job(own), {"pod": default})
     assert pod["env"] == [{"name": "HF_HOME", "value": "/cache"}, {"name": "NCCL_DEBUG", "value": "WARN"}]
     assert pod["tolerations"] == [taint, {"key": "gpu", "operator": "Exists"}]
     assert pod["imagePullSecrets"] == ["registry", "mine"]
-    assert pod["resources"] == {"requests": {"cpu": "2"}, "limits": {"memory": "8Gi", "nvidia.com/gpu": "1"}}
+    assert pod["resources"] == {"requests": {"cpu": "2"}, "limits": {"memory": "8Gi", "nvidia.com/gpu": "2"}}
     assert {"env[HF_HOME]", "volumes[cache]", "volumeMounts[/cache]", "resources.limits.memory"} <= set(origins)
     assert "env[NCCL_DEBUG]" not in origins
 

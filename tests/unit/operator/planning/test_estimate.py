@@ -49,7 +49,7 @@ GIB = 1 << 30
 def rank_bytes(*, algorithm: dict[str, Any] | None = None, **trainer: Any) -> int:
     """Of a rank of the full job with these changes."""
     document = full_document()
-    document["spec"]["trainer"] |= trainer
+    document["spec"]["trainer"] |= {"pod": {}} | trainer
     if algorithm is not None:
         document["spec"]["algorithm"] = algorithm
     found = estimate(parse_job(document), config=QWEN3_8B).bytes_per_rank
