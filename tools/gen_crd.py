@@ -2,10 +2,14 @@
 
 Owns the way from a plain schema to what an API server calls structural: no `additionalProperties: false`,
 exclusive bounds as flags, list types (a list's description speaks for its items), CEL rules that stand with the models. Usage: gen_crd.py FOLDER
+
+In the items of a list, a field that may change at any time has no default here. A client-side merge replaces lists as a whole, so a default in
+one is a difference for ever. The others keep theirs: without, a running job would be refused when its file is applied after an upgrade.
 """
 
 import copy
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 from streamrl import API_GROUP, API_VERSION
+from streamrl.changes import when
 from streamrl.clusters import ClusterMetadata, RLCluster, RLClusterSpec
 from streamrl.spec.base import REFUSED_KEY
 from streamrl.spec.pod import DEFAULTS_NAME, RLJobDefaults, RLJobDefaultsSpec
@@ -39,6 +44,8 @@ class Kind:
     subresources: Schema | None = None
     rules: tuple[Schema, ...] = ()
     namespaced: bool = True
+    changes_always: Callable[[str], bool] = lambda _: True
+    """Whether the field at a path below `spec` may change at any time."""
 
     @property
     def plural(self) -> str:
@@ -50,6 +57,7 @@ def kinds() -> tuple[Kind, ...]:
     """All kinds of the group."""
     age = ("Age", "date", ".metadata.creationTimestamp")
     ready = ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status')
+    state = ("State", "string", ".status.state")
     job = Kind(
         kind="RLJob",
         short=("rlj",),
@@ -57,6 +65,7 @@ def kinds() -> tuple[Kind, ...]:
         spec=_described_once(job_schema()["properties"]["spec"]),
         status=RLJobStatus,
         columns=(
+            state,
             ("Step", "integer", ".status.step"),
             ("Steps", "integer", ".spec.pipeline.steps"),
             ("Reward", "number", ".status.reward"),
@@ -67,6 +76,7 @@ def kinds() -> tuple[Kind, ...]:
         ),
         subresources={"status": {}},
         rules=(*_name_rules(Metadata), *job_schema()["x-kubernetes-validations"]),
+        changes_always=lambda path: when(path) == "Always",
     )
     pool = Kind(
         kind="GeneratorPool",
@@ -184,7 +194,7 @@ def _root(kind: Kind) -> Schema:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": structural(kind.spec),
+            "spec": structural(_without_list_defaults(kind.spec, "", kind.changes_always)),
             **({"status": structural(plain_schema(kind.status))} if kind.status else {}),
         },
     }
@@ -201,6 +211,22 @@ def _name_rules(metadata: type[BaseModel]) -> list[dict[str, str]]:
         },
         {"rule": f"self.metadata.name.matches('{pattern}')", "message": f"metadata.name must match {pattern}"},
     ]
+
+
+def _without_list_defaults(schema: Schema, path: str, changes_always: Callable[[str], bool]) -> Schema:
+    """Leave out the defaults of fields in items of lists that may change at any time."""
+    node = dict(schema)
+    if "[]" in path and changes_always(path):
+        node.pop("default", None)
+    if "items" in node:
+        node["items"] = _without_list_defaults(node["items"], f"{path}[]", changes_always)
+    if "properties" in node:
+        at = f"{path}." if path else ""
+        node["properties"] = {
+            name: _without_list_defaults(field, f"{at}{name}", changes_always)
+            for name, field in node["properties"].items()
+        }
+    return node
 
 
 def structural(schema: Schema) -> Schema:

@@ -104,6 +104,11 @@ class RLJobStatus(StatusModel):
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, description="State of the job, by aspect.", json_schema_extra=map_by("type")
     )
+    state: str | None = Field(
+        default=None,
+        max_length=1024,
+        description="How the job is, in one word: Running, Succeeded, Failed, Suspended, or what it waits for.",
+    )
     start_time: Time | None = Field(
         default=None, description="When the pods were first made, or made again after suspend.", json_schema_extra=_TIME
     )

@@ -31,10 +31,13 @@ def _without_keys(fields: tuple[str, ...], prefixes: tuple[str, ...], why: str) 
         return next((key for field in fields for key in getattr(pod, field) if key.startswith(prefixes)), "")
 
     message = f"{' and '.join(fields)} must not have keys of {', '.join(prefixes)}: {why}"
-    cel = " && ".join(f"{list(prefixes)}.all(p, !self.{field}.exists(k, k.startsWith(p)))" for field in fields)
+    cel = " && ".join(
+        f"(!has(self.{field}) || {list(prefixes)}.all(p, !self.{field}.exists(k, k.startsWith(p))))" for field in fields
+    )
     return FieldRule(message, cel, found)
 
 
+_OF_THIS_POD = "has(self.volumes) && self.volumes.exists(v, v.name == m.name)"
 METADATA_RULES = (
     _without_keys(
         ("labels", "annotations"),
@@ -227,9 +230,11 @@ class Pod(SpecModel):
         *METADATA_RULES,
         FieldRule(
             "volumeMounts must name volumes of this pod",
-            "self.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name)) && "
-            "self.initContainers.all(c, c.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name))) && "
-            "self.containers.all(c, c.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name)))",
+            f"(!has(self.volumeMounts) || self.volumeMounts.all(m, {_OF_THIS_POD})) && "
+            + " && ".join(
+                f"(!has(self.{field}) || self.{field}.all(c, !has(c.volumeMounts) || c.volumeMounts.all(m, {_OF_THIS_POD})))"
+                for field in ("initContainers", "containers")
+            ),
             lambda pod: (
                 not {
                     mount.name
@@ -241,12 +246,14 @@ class Pod(SpecModel):
         ),
         FieldRule(
             "names of initContainers and containers must differ",
+            "!has(self.containers) || !has(self.initContainers) || "
             "self.containers.all(c, !self.initContainers.exists(i, i.name == c.name))",
             lambda pod: repeated(each.name for each in (*pod.init_containers, *pod.containers)),
         ),
         FieldRule(
             "resources.claims must name resourceClaims of this pod",
-            "self.resources.claims.all(c, self.resourceClaims.exists(r, r.name == c.name))",
+            "!has(self.resources) || !has(self.resources.claims) || "
+            "self.resources.claims.all(c, has(self.resourceClaims) && self.resourceClaims.exists(r, r.name == c.name))",
             lambda pod: (
                 not {claim.name for claim in pod.resources.claims} <= {claim.name for claim in pod.resource_claims}
             ),

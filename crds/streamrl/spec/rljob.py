@@ -190,7 +190,7 @@ REFERENCE_RULES = (
     _reference_rule(
         f"needs a pool with engine {_FROZEN_ENGINES}, without scaling auto, weightCache and devices Trainer",
         "!self.generators.exists(g, g.name == self.trainer.reference.pool && "
-        f"(!{_FROZEN_ENGINES.cel('g.engine')} || has(g.scaling.auto) || has(g.weightCache) || (has(g.devices) && g.devices == 'Trainer')))",
+        f"(!{_FROZEN_ENGINES.cel('g.engine')} || (has(g.scaling) && has(g.scaling.auto)) || has(g.weightCache) || (has(g.devices) && g.devices == 'Trainer')))",
         lambda spec: spec.frozen_pool is not None and not _may_be_frozen(spec.frozen_pool) and spec.frozen_pool.name,
     ),
     _reference_rule(

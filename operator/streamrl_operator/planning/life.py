@@ -409,7 +409,7 @@ def _decision(
     whole = status.model_copy(
         update={
             "observed_generation": present,
-            "conditions": conditions.renewed(
+            **conditions.status_update(
                 view.before.conditions, all_aspects, now=view.observed.now, generation=about
             ),
             "restarts": status.restarts or 0,
