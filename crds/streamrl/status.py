@@ -95,11 +95,17 @@ class SetHold(StatusModel):
     )
 
 
+UNSEEN_GENERATION = -1
+"""Generation that no object has: without it, kstatus takes a job that no operator has looked at for one that is done."""
+
+
 class RLJobStatus(StatusModel):
     """What is known of the job."""
 
     observed_generation: int | None = Field(
-        default=None, ge=0, description="Generation of the spec that this is about."
+        default=None,
+        ge=UNSEEN_GENERATION,
+        description="Generation of the spec that this is about; -1: no operator has looked at the job.",
     )
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, description="State of the job, by aspect.", json_schema_extra=map_by("type")

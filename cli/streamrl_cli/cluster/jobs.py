@@ -15,7 +15,7 @@ from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, RetryDeadline, UnreachableError
 from streamrl_cli.cluster.output import age, percent, section, text
 from streamrl_operator.kube.kinds import RLJOB, Kind
-from streamrl_operator.planning.conditions import FAILED, RECONCILING, RUNNING, STALLED, SUCCEEDED, SUSPENDED
+from streamrl_operator.planning.conditions import FAILED, RECONCILING, STALLED, SUCCEEDED, SUSPENDED
 from streamrl_operator.planning.conditions import state as state_of
 from streamrl_operator.planning.members import clusters_by_pool
 from streamrl_operator.planning.pods import containers, is_leaving, is_ready
