@@ -95,14 +95,25 @@ class SetHold(StatusModel):
     )
 
 
+UNSEEN_GENERATION = -1
+"""Generation that no object has: without it, kstatus takes a job that no operator has looked at for one that is done."""
+
+
 class RLJobStatus(StatusModel):
     """What is known of the job."""
 
     observed_generation: int | None = Field(
-        default=None, ge=0, description="Generation of the spec that this is about."
+        default=None,
+        ge=UNSEEN_GENERATION,
+        description="Generation of the spec that this is about; -1: no operator has looked at the job.",
     )
     conditions: tuple[Condition, ...] = Field(
         default=(), max_length=16, description="State of the job, by aspect.", json_schema_extra=map_by("type")
+    )
+    state: str | None = Field(
+        default=None,
+        max_length=1024,
+        description="How the job is, in one word: Running, Succeeded, Failed, Suspended, or what it waits for.",
     )
     start_time: Time | None = Field(
         default=None, description="When the pods were first made, or made again after suspend.", json_schema_extra=_TIME

@@ -48,7 +48,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly or not users:
         return
     try:
-        for name in ("kubectl",) if os.environ.get(GIVEN) else (*OURS, *kueue.needed(users)):
+        of_gitops = ("gitops",) if any("gitops" in item.fixturenames for item in users) else ()
+        for name in (*(("kubectl",) if os.environ.get(GIVEN) else (*OURS, *kueue.needed(users))), *of_gitops):
             tools.tool(name)
     except tools.ToolError as error:
         session.config.stash[LACK] = str(error)

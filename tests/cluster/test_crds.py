@@ -232,11 +232,11 @@ def test_columns_show_the_state(control_plane: Cluster, namespace: str) -> None:
         "message": "",
         "lastTransitionTime": "2026-01-01T00:00:00Z",
     }
-    status = {"step": 3, "reward": 0.5, "queue": 7, "conditions": [ready]}
+    status = {"state": "Running", "step": 3, "reward": 0.5, "queue": 7, "conditions": [ready]}
     control_plane.api.patch(f"{path}/j/status", {"status": status}).expect()
     lines = control_plane.kubectl("get", "rlj", "-n", namespace).stdout.splitlines()
-    assert lines[0].split() == ["NAME", "STEP", "STEPS", "REWARD", "QUEUE", "READY", "REASON", "AGE"]
-    assert lines[1].split()[:-1] == ["j", "3", "10", "0.5", "7", "True", "Training"]
+    assert lines[0].split() == ["NAME", "STATE", "STEP", "STEPS", "REWARD", "QUEUE", "READY", "REASON", "AGE"]
+    assert lines[1].split()[:-1] == ["j", "Running", "3", "10", "0.5", "7", "True", "Training"]
     assert "What is trained" in control_plane.kubectl("explain", "rljob.spec").stdout
 
 

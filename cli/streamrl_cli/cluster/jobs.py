@@ -15,12 +15,13 @@ from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, Object, ObjectNotFoundError, RetryDeadline, UnreachableError
 from streamrl_cli.cluster.output import age, percent, section, text
 from streamrl_operator.kube.kinds import RLJOB, Kind
+from streamrl_operator.planning.conditions import FAILED, RECONCILING, STALLED, SUCCEEDED, SUSPENDED
+from streamrl_operator.planning.conditions import state as state_of
 from streamrl_operator.planning.members import clusters_by_pool
 from streamrl_operator.planning.pods import containers, is_leaving, is_ready
 from streamrl_operator.planning.values import trainer_cluster
 
-SUCCEEDED, FAILED, SUSPENDED, SUSPENDING = "Succeeded", "Failed", "Suspended", "Suspending"
-RUNNING, DELETING, NOT_SEEN = "Running", "Deleting", "NotSeen"
+SUSPENDING, DELETING, NOT_SEEN = "Suspending", "Deleting", "NotSeen"
 ENDED = (SUCCEEDED, FAILED)
 HEAD = ("NAME", "STATE", "STEP", "REWARD", "QUEUE", "BUBBLES", "GENERATORS", "AGE")
 EVENT = Kind(api_version="v1", kind="Event", plural="events")
@@ -41,20 +42,13 @@ def conditions(job: Object) -> dict[str, Object]:
 
 def state(job: Object) -> str:
     """One word: how the job is."""
-    found = conditions(job)
+    found = {kind: (_holds(conditions(job), kind), str(one["reason"])) for kind, one in conditions(job).items()}
     if job["metadata"].get("deletionTimestamp"):
         return DELETING
-    if _holds(found, "Succeeded"):
-        return SUCCEEDED
-    if _holds(found, "Failed"):
-        return FAILED
-    if job["spec"].get("suspend"):
-        return SUSPENDING if found.get("Suspended", {}).get("reason") == SUSPENDING else SUSPENDED
-    if _holds(found, "Suspended"):
-        return str(found["Suspended"]["reason"])  # by its cost, or by its queue
-    if _holds(found, "Ready"):
-        return RUNNING
-    return str(found["Ready"]["reason"]) if "Ready" in found else NOT_SEEN
+    reported = state_of(found)
+    if reported not in ENDED and job["spec"].get("suspend"):
+        return SUSPENDING if found.get(SUSPENDED, (False, ""))[1] == SUSPENDING else SUSPENDED
+    return reported or NOT_SEEN
 
 
 def why(job: Object) -> str:
@@ -192,10 +186,11 @@ def _head(job: Object, *, now: datetime) -> Iterator[str]:
 
 
 def condition_rows(job: Object, *, now: datetime) -> list[Row]:
-    """(type, status, reason, age, message) of each."""
+    """(type, status, reason, age, message) of each, without those that repeat others for GitOps tools."""
     return [
         (one["type"], one["status"], one["reason"], age(one.get("lastTransitionTime"), now=now), one["message"])
         for one in job.get("status", {}).get("conditions", [])
+        if one["type"] not in (RECONCILING, STALLED)
     ]
 
 

@@ -25,9 +25,10 @@ from streamrl_cli.cluster.api import (
     add_connection,
     connect,
 )
-from streamrl_cli.cluster.jobs import ENDED, INTERVAL_S, SUSPENDED, state
+from streamrl_cli.cluster.jobs import ENDED, INTERVAL_S, state
 from streamrl_cli.cluster.members import add_member_contexts, members_of, pods_of
 from streamrl_operator.kube.kinds import RLJOB
+from streamrl_operator.planning.conditions import SUSPENDED
 from streamrl_operator.planning.members import clusters_by_pool
 from streamrl_operator.planning.pods import containers as container_statuses
 from streamrl_operator.planning.values import trainer_cluster

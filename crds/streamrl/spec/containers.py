@@ -165,7 +165,7 @@ class ExtraPort(SpecModel):
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             "hostPort must be 0: a pod must not take its node's ports; use a Service",
-            "self.hostPort == 0",
+            "!has(self.hostPort) || self.hostPort == 0",
             "{self.host_port}",
         ),
     )

@@ -280,8 +280,8 @@ class AutoScaling(SpecModel):
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
             "minReplicas, initialReplicas, maxReplicas must not fall",
-            "self.minReplicas <= self.maxReplicas && (!has(self.initialReplicas) || "
-            "(self.minReplicas <= self.initialReplicas && self.initialReplicas <= self.maxReplicas))",
+            "(!has(self.minReplicas) || self.minReplicas <= self.maxReplicas) && (!has(self.initialReplicas) || "
+            "((!has(self.minReplicas) || self.minReplicas <= self.initialReplicas) && self.initialReplicas <= self.maxReplicas))",
             "{self.min_replicas}, {self.initial}, {self.max_replicas}",
         ),
     )
@@ -360,7 +360,7 @@ class GeneratorPool(SpecModel):
         ),
         FieldRule(
             "scaling must not be auto with devices Trainer: more generators would share the same devices",
-            "!has(self.devices) || self.devices != 'Trainer' || !has(self.scaling.auto)",
+            "!has(self.devices) || self.devices != 'Trainer' || !has(self.scaling) || !has(self.scaling.auto)",
         ),
         *(
             enough_gpus(

@@ -30,7 +30,8 @@ def enough_gpus(*, field: str, why: str, others: str, number: str, got: str) -> 
     given = f"quantity(string({limits}['{GPU}']))"
     return FieldRule(
         f"{field} must be at most {GPU} of pod.resources.limits: {why}",
-        f"{others} || self.pod.resourceClaims.size() > 0 || !('{GPU}' in {limits}) || "
+        f"{others} || !has(self.pod) || (has(self.pod.resourceClaims) && self.pod.resourceClaims.size() > 0) || "
+        f"!has(self.pod.resources) || !has({limits}) || !('{GPU}' in {limits}) || "
         f"{given}.compareTo(quantity('0')) == 0 || {given}.compareTo(quantity(string({number}))) >= 0",
         got,
     )

@@ -26,10 +26,13 @@ OTHER_NETWORKS = ("k8s.v1.cni.cncf.io/", "v1.multus-cni.io/", "networking.gke.io
 def _without_keys(fields: tuple[str, ...], prefixes: tuple[str, ...], why: str) -> FieldRule:
     """Return the rule that no key of these mappings begins so."""
     message = f"{' and '.join(fields)} must not have keys of {', '.join(prefixes)}: {why}"
-    cel = " && ".join(f"self.{field}.all(k, !{list(prefixes)}.exists(p, k.startsWith(p)))" for field in fields)
+    cel = " && ".join(
+        f"(!has(self.{field}) || self.{field}.all(k, !{list(prefixes)}.exists(p, k.startsWith(p))))" for field in fields
+    )
     return FieldRule(message, cel, "{k}")
 
 
+_OF_THIS_POD = "has(self.volumes) && self.volumes.exists(v, v.name == m.name)"
 METADATA_RULES = (
     _without_keys(
         ("labels", "annotations"),
@@ -220,18 +223,22 @@ class Pod(PodFields):
         *METADATA_RULES,
         FieldRule(
             "volumeMounts must name volumes of this pod",
-            "self.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name)) && "
-            "self.initContainers.all(c, c.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name))) && "
-            "self.containers.all(c, c.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name)))",
+            f"(!has(self.volumeMounts) || self.volumeMounts.all(m, {_OF_THIS_POD})) && "
+            + " && ".join(
+                f"(!has(self.{field}) || self.{field}.all(c, !has(c.volumeMounts) || c.volumeMounts.all(m, {_OF_THIS_POD})))"
+                for field in ("initContainers", "containers")
+            ),
         ),
         FieldRule(
             "names of initContainers and containers must differ",
+            "!has(self.containers) || !has(self.initContainers) || "
             "self.containers.all(c, !self.initContainers.exists(i, i.name == c.name))",
             "{c.name}",
         ),
         FieldRule(
             "resources.claims must name resourceClaims of this pod",
-            "self.resources.claims.all(c, self.resourceClaims.exists(r, r.name == c.name))",
+            "!has(self.resources) || !has(self.resources.claims) || "
+            "self.resources.claims.all(c, has(self.resourceClaims) && self.resourceClaims.exists(r, r.name == c.name))",
         ),
     )
 

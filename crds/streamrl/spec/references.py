@@ -47,7 +47,9 @@ def _apart(pod: str) -> str:
         "env.filter(e, has(e.valueFrom) && has(e.valueFrom.secretKeyRef))": "valueFrom.secretKeyRef.name",
         "envFrom.filter(e, has(e.secretRef))": "secretRef.name",
     }
-    return " && ".join(f"!{pod}.{items}.exists(e, e.{name} == own)" for items, name in places.items())
+    fields = {items: f"{pod}.{items.partition('.')[0]}" for items in places}
+    parts = (f"(!has({fields[items]}) || !{pod}.{items}.exists(e, e.{name} == own))" for items, name in places.items())
+    return f"(!has({pod}) || {' && '.join(parts)})"
 
 
 _ROLES = ("scheduler", "trainer", "generator", names.AGENTS)

@@ -1,18 +1,21 @@
 """The conditions of a job and of a pool (`CONDITIONS`), and the reasons that they and events give (`REASONS`).
 
-A job has the first four from the first visit, TrainInferLogprobDiffHigh from the first page of numbers that speaks of it, ProcessFrozen from the first page with such a warning, CostAboveMax where it has `maxCost`, SpecWarnings from the first warning about its fields, ClusterUnreachable where it is in a member cluster. Succeeded and Failed are its memory: once one is True the job has ended.
+A job has the first six from the first visit, TrainInferLogprobDiffHigh from the first page of numbers that speaks of it, ProcessFrozen from the first page with such a warning, CostAboveMax where it has `maxCost`, SpecWarnings from the first warning about its fields, ClusterUnreachable where it is in a member cluster. Succeeded and Failed are its memory: once one is True the job has ended.
 A transition time moves only when the condition's status does. `docs/reference/reasons.md` is generated from both tables.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from streamrl.status import Condition
 from streamrl_operator.planning.values import JobEvent, stamp
 
 READY, SUSPENDED, SUCCEEDED, FAILED = "Ready", "Suspended", "Succeeded", "Failed"
+RECONCILING, STALLED = "Reconciling", "Stalled"
+"""Names that kstatus gives: GitOps tools read them of every kind."""
+RUNNING = "Running"
 LOGPROB_DIFF_HIGH = "TrainInferLogprobDiffHigh"
 """A warning of the scheduler's page by the same name."""
 PROCESS_FROZEN = "ProcessFrozen"
@@ -22,10 +25,12 @@ CLUSTER_UNREACHABLE = "ClusterUnreachable"
 """A condition, and its reason."""
 SPEC_WARNINGS = "SpecWarnings"
 CONDITIONS = {
-    READY: "The trainer and at least one generator (where the job has pools) are ready, and the scheduler's status can be read. Otherwise the reason says what is awaited.",
+    READY: "The trainer and at least one generator (where the job has pools) are ready, and the scheduler's status can be read; or all steps are done. Otherwise the reason says what is awaited.",
     SUSPENDED: "`suspend` is set, `maxCost` is reached or the queue does not admit the job, and no pod is left.",
     SUCCEEDED: "All steps are done; the status has step, reward and `checkpointPath`.",
     FAILED: "The job cannot go on; the message has the error, rule or limit.",
+    RECONCILING: "The job has not ended, is not suspended by its owner or its cost, and nothing of it waits for a person: for GitOps tools it is in progress.",
+    STALLED: "The job has failed, or only a change by a person lets it go on: for GitOps tools it has failed.",
     LOGPROB_DIFF_HIGH: "A warning: the generators' log-probs are too far from the trainer's.",
     PROCESS_FROZEN: "A warning: a process within a container shows no sign of life; the message names it, and when it is killed and started again.",
     COST_ABOVE_MAX: "A warning: the job has cost more than `maxCost.amount`.",
@@ -100,6 +105,8 @@ REASONS = {
     "WithinBound": "The train-infer log-prob difference is within `trainer.trainInferLogprobDiff`.",
 }
 """Reason of a condition or an event -> what it says. A container's or a scheduler's own reason is given as Kubernetes words it."""
+_STALLED_REASONS = ("ClusterNotAllowed", "InvalidDefaults", "InvalidSpec", "NameTaken")
+"""Reasons of Ready that only a person clears."""
 LONGEST_MESSAGE = 1024
 """Characters, of a condition and of an event; an API server takes no more in an event, and people read less."""
 
@@ -155,6 +162,44 @@ def of_job(ready: Aspect, *, suspended: Aspect | None = None) -> tuple[Aspect, .
         Aspect(type=SUCCEEDED, holds=False, reason="InProgress"),
         Aspect(type=FAILED, holds=False, reason="InProgress"),
     )
+
+
+def status_update(
+    before: Sequence[Condition], aspects: Sequence[Aspect], *, now: datetime, generation: int | None
+) -> dict[str, Any]:
+    """Return the fields of a job's status that its aspects give: `conditions` and `state`."""
+    whole = (*aspects, *_progress({one.type: one for one in aspects}))
+    return {
+        "conditions": renewed(before, whole, now=now, generation=generation),
+        "state": state({one.type: (bool(one.holds), one.reason) for one in aspects}),
+    }
+
+
+def _progress(found: Mapping[str, Aspect]) -> tuple[Aspect, Aspect]:
+    """Return Reconciling and Stalled. kstatus calls a job with the first InProgress, with the second Failed, else Current if it is Ready."""
+    ready, suspended = found[READY], found[SUSPENDED]
+    why = found[FAILED] if found[FAILED].holds else ready
+    is_stalled = bool(found[FAILED].holds) or ready.reason in _STALLED_REASONS
+    is_halted = bool(suspended.holds) and suspended.reason == SUSPENDED
+    is_reconciling = not (found[SUCCEEDED].holds or is_stalled or is_halted)
+    held = ((RECONCILING, is_reconciling), (STALLED, is_stalled))
+    reconciling, stalled = (
+        Aspect(type=kind, holds=holds, reason=why.reason, message=why.message if holds else "") for kind, holds in held
+    )
+    return reconciling, stalled
+
+
+def state(found: Mapping[str, tuple[bool, str]]) -> str:
+    """Return how a job is, in one word; empty if no operator has looked at it. `found`: condition -> whether it holds, and its reason."""
+    absent = (False, "")
+    for end in (SUCCEEDED, FAILED):
+        if found.get(end, absent)[0]:
+            return end
+    is_suspended, why = found.get(SUSPENDED, absent)
+    if is_suspended:
+        return why  # by its owner, its cost, or its queue
+    is_ready, why = found.get(READY, absent)
+    return RUNNING if is_ready else why
 
 
 _HOLDS = {"True": True, "False": False, "Unknown": None}

@@ -425,9 +425,7 @@ def _decision(
     whole = status.model_copy(
         update={
             "observed_generation": present,
-            "conditions": conditions.renewed(
-                view.before.conditions, all_aspects, now=view.observed.now, generation=about
-            ),
+            **conditions.status_update(view.before.conditions, all_aspects, now=view.observed.now, generation=about),
             "restarts": status.restarts or 0,
             "ignored_restarts": status.ignored_restarts or 0,
             "images": taken or status.images,

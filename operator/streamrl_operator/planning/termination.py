@@ -115,7 +115,7 @@ def with_end(
 def end_aspects(end: End) -> tuple[Aspect, ...]:
     """All conditions of a job that has ended."""
     return (
-        Aspect(type=READY, holds=False, reason=end.reason, message="the job has ended"),
+        Aspect(type=READY, holds=end.succeeded, reason=end.reason, message="the job has ended"),
         Aspect(type=SUSPENDED, holds=False, reason="NotSuspended"),
         Aspect(type=SUCCEEDED, holds=end.succeeded, reason=end.reason, message=end.message),
         Aspect(type=FAILED, holds=not end.succeeded, reason=end.reason, message="" if end.succeeded else end.message),
@@ -167,6 +167,6 @@ def with_blocked_condition(raw: Object, blocked: Aspect, *, status: Object, now:
         conditions.kept(found.conditions, kind) for kind in (LOGPROB_DIFF_HIGH, PROCESS_FROZEN, CLUSTER_UNREACHABLE)
     )
     aspects += tuple(one for one in others if one is not None)
-    renewed = conditions.renewed(before, aspects, now=now, generation=generation)
-    update = {"observed_generation": generation, "conditions": renewed}
+    update = conditions.status_update(before, aspects, now=now, generation=generation)
+    update |= {"observed_generation": generation}
     return job_status.plain_status(found.model_copy(update=update))

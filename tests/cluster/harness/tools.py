@@ -42,7 +42,7 @@ class Tool:
     package: str
     version: str
     level: int
-    """1: control plane and clients; 2: a node; 3: tests of scale, of queues, of alerts and dashboards."""
+    """1: control plane and clients; 2: a node; 3: tests of scale, of queues, of GitOps, of alerts and dashboards."""
     stamps: tuple[str, ...] = ()
     """Go variables that the linker sets to the version."""
     tags: tuple[str, ...] = ()
@@ -104,6 +104,7 @@ TOOLS = {
             level=3,
             stamps=("sigs.k8s.io/kueue/pkg/version.GitVersion",),
         ),
+        Tool(name="gitops", module="gitops", package=".", version="v0.37.2", level=3),
         _prometheus("promtool"),
         _prometheus("prometheus"),
     )

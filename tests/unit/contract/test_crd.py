@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from streamrl.changes import when
 from streamrl.spec import parse_job
 from streamrl.spec.pod import RLJobDefaultsSpec
 from streamrl_cli.yaml_document import YamlError, read_documents
@@ -22,6 +23,13 @@ OURS = {path: node for path, node in NODES.items() if path.startswith((".spec", 
 RULES = [(path, rule) for path, node in NODES.items() for rule in node.get("x-kubernetes-validations", [])]
 GOOD = sorted((ROOT / "tests/corpus/good").glob("*.yaml"))
 GOOD += sorted((ROOT / "examples").glob("*.yaml")) + sorted((ROOT / "examples/agents").glob("*.yaml"))
+EXAMPLES = [
+    path for path in sorted((ROOT / "examples").rglob("*.yaml")) if "\nkind: RL" in path.read_text(encoding="utf-8")
+]
+SCHEMAS = {
+    crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for crd in (YAML(typ="safe", pure=True).load(path) for path in (ROOT / "crds").glob("*.yaml"))
+}
 BAD = sorted((ROOT / "tests/corpus/bad").glob("*.yaml"))
 RESERVED = [
     "true",
@@ -140,6 +148,7 @@ def test_names_are_bounded() -> None:
 def test_status_is_a_subresource_and_shown() -> None:
     assert VERSION["subresources"] == {"status": {}}
     assert [column["name"] for column in VERSION["additionalPrinterColumns"]] == [
+        "State",
         "Step",
         "Steps",
         "Reward",
@@ -163,9 +172,36 @@ def test_it_stays_small() -> None:
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.name)
 def test_good_files_pass_and_mean_the_same_with_an_api_servers_defaults(path: Path) -> None:
     for document in documents(path):
-        whole = defaulted(document, JOB)
+        whole = document | {"spec": defaulted(document["spec"], JOB["properties"]["spec"])}
         assert list(faults(whole["spec"], JOB["properties"]["spec"])) == []
         assert parse_job(whole) == parse_job(document)
+
+
+def test_a_list_has_no_default_of_what_may_change_at_any_time() -> None:
+    """A client-side merge would see a difference for ever; of what may not, a running job's file would be refused after an upgrade."""
+    listed = [path.removeprefix(".spec.") for path, node in OURS.items() if "default" in node and "[]" in path]
+    assert listed
+    assert [path for path in listed if when(path) == "Always"] == []
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_lists_of_examples_say_all_that_an_api_server_would_add(path: Path) -> None:
+    """A client-side merge of them is empty."""
+    for document in documents(path):
+        if (kind := SCHEMAS.get(document["kind"])) is not None:
+            assert added(document["spec"], defaulted(document["spec"], kind["properties"]["spec"])) == []
+
+
+def added(given: Any, stored: Any, path: str = "spec") -> list[str]:
+    """Fields in items of lists that are stored and were not given."""
+    if isinstance(given, list):
+        return [
+            field for before, after in zip(given, stored, strict=True) for field in added(before, after, f"{path}[]")
+        ]
+    if not isinstance(given, dict):
+        return []
+    new = [f"{path}.{name}" for name in stored.keys() - given.keys() if "[]" in path]
+    return new + [field for name, value in given.items() for field in added(value, stored[name], f"{path}.{name}")]
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.name)

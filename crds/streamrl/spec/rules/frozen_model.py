@@ -29,7 +29,7 @@ FROZEN_MODEL_RULES = (
     _rule(
         f"needs a pool with engine {_ENGINES}, without scaling auto, weightCache and devices Trainer",
         "!self.generators.exists(g, g.name == self.trainer.reference.pool && "
-        f"(!{_ENGINES.cel('g.engine')} || has(g.scaling.auto) || has(g.weightCache) || (has(g.devices) && g.devices == 'Trainer')))",
+        f"(!{_ENGINES.cel('g.engine')} || (has(g.scaling) && has(g.scaling.auto)) || has(g.weightCache) || (has(g.devices) && g.devices == 'Trainer')))",
         "{self.trainer.reference.pool}",
     ),
     _rule(

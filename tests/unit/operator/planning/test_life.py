@@ -62,6 +62,8 @@ def test_at_the_first_visit_all_is_wanted_and_every_condition_is_set() -> None:
         "Suspended": ("False", "NotSuspended"),
         "Succeeded": ("False", "InProgress"),
         "Failed": ("False", "InProgress"),
+        "Reconciling": ("True", "TrainerPending"),
+        "Stalled": ("False", "TrainerPending"),
     }
     assert decision.status["startTime"] == "2026-01-01T12:00:00Z"
     assert (decision.status["restarts"], decision.status["ignoredRestarts"]) == (0, 0)
@@ -218,7 +220,7 @@ def test_a_blocked_job_goes_on_saying_it() -> None:
     above, before = lived({"numbers": warned("0.2 is above 0.05")}, start=running())
     blocked = Aspect(type="Ready", holds=False, reason="Refused", message="forbidden")
     status = with_blocked_condition(above.raw, blocked, status=before.status, now=above.now)
-    assert [one["reason"] for one in status["conditions"]][-1] == "AboveBound"
+    assert [one["reason"] for one in status["conditions"]][4] == "AboveBound"
     assert status["conditions"][0]["reason"] == "Refused"
 
 
@@ -330,13 +332,43 @@ def test_a_job_made_suspended_has_its_pools_asked_for() -> None:
 # ---- ends
 
 
+@pytest.mark.parametrize(
+    ("look", "state", "reconciling", "stalled"),
+    [
+        (observed(), "TrainerPending", "True", "False"),
+        (running(), "Running", "True", "False"),
+        (suspended(), "Suspended", "False", "False"),
+        (edited(running(), suspend=True), "Suspending", "True", "False"),
+        (replace(running(), job=None, invalid="spec is wrong"), "InvalidSpec", "False", "True"),
+        (replace(running(), numbers=SUCCESS), "Succeeded", "False", "False"),
+        (replace(running(), numbers=FAILURE), "Failed", "False", "True"),
+    ],
+)
+def test_what_tools_read_of_every_kind(look: Observed, state: str, reconciling: str, stalled: str) -> None:
+    decision = reported(look)
+    found = conditions(decision)
+    assert (decision.status["state"], found["Reconciling"][0], found["Stalled"][0]) == (state, reconciling, stalled)
+
+
+def test_what_only_a_person_clears_is_stalled() -> None:
+    look, before = lived({}, start=running())
+    for reason, stalled in (("NameTaken", "True"), ("Refused", "False"), ("ServerError", "False")):
+        blocked = Aspect(type="Ready", holds=False, reason=reason, message="in the way")
+        status = with_blocked_condition(look.raw, blocked, status=before.status, now=look.now)
+        found = {one["type"]: one for one in status["conditions"]}
+        assert (status["state"], found["Stalled"]["status"]) == (reason, stalled)
+        assert found["Reconciling"]["status"] != stalled
+
+
 def test_success() -> None:
     decision = reported(replace(running(), numbers=SUCCESS))
     assert conditions(decision) == {
-        "Ready": ("False", "Completed"),
+        "Ready": ("True", "Completed"),
         "Suspended": ("False", "NotSuspended"),
         "Succeeded": ("True", "Completed"),
         "Failed": ("False", "Completed"),
+        "Reconciling": ("False", "Completed"),
+        "Stalled": ("False", "Completed"),
     }
     assert message(decision, "Succeeded") == "20 steps are done; held-out reward 0.8765"
     assert (decision.wanted.trainers, decision.wanted.generators) == (0, {"sim": 0})

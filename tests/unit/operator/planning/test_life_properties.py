@@ -26,7 +26,7 @@ from support.observed_jobs import (
     validated,
 )
 
-TYPES = ["Ready", "Suspended", "Succeeded", "Failed"]
+TYPES = ["Ready", "Suspended", "Succeeded", "Failed", "Reconciling", "Stalled"]
 WARNED = {"type": "TrainInferLogprobDiffHigh", "message": "0.2 is above 0.05"}
 SCALINGS = [
     {"static": {"replicas": 1}},
