@@ -5,7 +5,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,20 @@ class Operator:
         return tail(self.log, 40)
 
 
+TRAINER_READY = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+"""Change of a pod, as a kubelet makes it."""
+
+
+def pods_unsaid(found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of the pods with ranks of which no kubelet has said anything."""
+    return [
+        each["metadata"]["name"]
+        for each in found
+        if str(each["metadata"].get("labels", {}).get("streamrl.io/role")).startswith("trainer")
+        and not {"conditions", "containerStatuses"} & each.get("status", {}).keys()
+    ]
+
+
 class Lab:
     """One namespace as the operator's user sees it."""
 
@@ -253,8 +267,18 @@ class Lab:
         self.wait(is_quiet, f"two looks at {job} without a change", operator)
 
     def wait(self, check: Any, what: str, operator: Operator, *, deadline_s: float = SOON_S) -> None:
-        """Wait for a condition."""
-        wait_until(check, what=what, deadline_s=deadline_s, log=operator.log)
+        """Wait for a condition; meanwhile new pods of trainers become ready, as `make_trainers_ready` does it."""
+
+        def is_so() -> Any:
+            self.make_trainers_ready()
+            return check()
+
+        wait_until(is_so, what=what, deadline_s=deadline_s, log=operator.log)
+
+    def make_trainers_ready(self) -> None:
+        """Say that the trainers' pods are ready, of which nothing was said yet: no kubelet is here, and pools wait for them."""
+        for name in pods_unsaid(self.list("pods")):
+            self.cluster.api.patch(self.path("pods", name, "status"), TRAINER_READY)  # one that is gone by now is none
 
 
 def writes(cluster: ControlPlane, namespace: str) -> list[str]:
