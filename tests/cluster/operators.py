@@ -198,6 +198,8 @@ class Lab:
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster = cluster
         self.namespace = namespace
+        self.members: list[Lab] = []
+        """Where its jobs may have trainers too."""
 
     def path(self, plural: str, name: str = "", part: str = "") -> str:
         """Path of a collection, an object, or a part of it."""
@@ -277,8 +279,11 @@ class Lab:
 
     def make_trainers_ready(self) -> None:
         """Say that the trainers' pods are ready, of which nothing was said yet: no kubelet is here, and pools wait for them."""
-        for name in pods_unsaid(self.list("pods")):
-            self.cluster.api.patch(self.path("pods", name, "status"), TRAINER_READY)  # one that is gone by now is none
+        for lab in (self, *self.members):
+            for name in pods_unsaid(lab.list("pods")):
+                lab.cluster.api.patch(
+                    lab.path("pods", name, "status"), TRAINER_READY
+                )  # one that is gone by now is none
 
 
 def writes(cluster: ControlPlane, namespace: str) -> list[str]:
