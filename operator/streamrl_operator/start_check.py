@@ -102,14 +102,14 @@ class StartCheck:
         return await self.cluster.client.exists(_KINDS[kind], namespace=namespace, name=name)
 
     async def _try_pod(self, stateful_set: Object) -> Object:
-        """The pod as it would be admitted; where that cannot be asked, as it is planned."""
+        """The pod as it would be admitted; where that cannot be asked, as it is planned. A refusal has the same words each time: its name is fixed."""
         template, about = stateful_set["spec"]["template"], stateful_set["metadata"]
-        metadata = {**template["metadata"], "generateName": f"{about['name']}-", "namespace": about["namespace"]}
+        metadata = {**template["metadata"], "name": f"{about['name']}-0", "namespace": about["namespace"]}
         spec = {key: value for key, value in template["spec"].items() if key != "schedulingGates"}
         pod = {"apiVersion": POD.api_version, "kind": POD.kind, "metadata": metadata, "spec": spec}
         try:
             return await self.cluster.client.try_out(POD, pod, warned=self._warn)
-        except ConflictError:
+        except ConflictError:  # one of before still ends
             return pod
         except RequestRefusedError as error:
             if _NO_DRY_RUN in error.message:

@@ -136,8 +136,7 @@ class ApiServer:
 def _as_made(document: Doc) -> Doc:
     """As a real one answers a dry run."""
     about = document["metadata"]
-    name = about.get("name") or f"{about['generateName']}x"
-    return {**document, "metadata": {**about, "name": name, "uid": "u-of-a-dry-run", "resourceVersion": "1"}}
+    return {**document, "metadata": {**about, "uid": "u-of-a-dry-run", "resourceVersion": "1"}}
 
 
 def _merged(known: Any, change: Any) -> Any:

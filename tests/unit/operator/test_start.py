@@ -116,7 +116,7 @@ async def test_what_the_pods_name_must_be_there_first(world: World) -> None:
 async def test_pods_that_are_refused_where_their_sets_are_taken_hold_up_all(world: World) -> None:
     world.server.refuse = lambda method, path, body: (
         (403, 'violates PodSecurity "restricted"')
-        if (method, path) == ("POST", POD.path(LAB)) and body["metadata"]["generateName"] == f"{POOL}-"
+        if (method, path) == ("POST", POD.path(LAB)) and body["metadata"]["name"] == f"{POOL}-0"
         else None
     )
     world.put(job())
