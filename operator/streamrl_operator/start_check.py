@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from streamrl_operator.events import Refusal
-from streamrl_operator.kube.answers import ConflictError, NotFoundError, RequestRefusedError
+from streamrl_operator.kube.answers import ConflictError, ForbiddenError, KubeError, NotFoundError, RequestRefusedError
 from streamrl_operator.kube.cluster import CachedCluster, NameTakenError, ObjectMissingError
 from streamrl_operator.kube.kinds import CLAIM, CONFIG_MAP, POD, POD_GROUPS, QUOTA, SECRET, STATEFUL_SET, Kind, of
 from streamrl_operator.planning.compare import differs, with_claim_kept
@@ -70,12 +70,11 @@ class StartCheck:
                 await self.cluster.try_apply(obj, owner_uid=self.owner_uid, is_new=found is None, warned=self._warn)
         except NameTakenError as error:
             return error
-        except NotFoundError as error:
-            if of(obj) not in POD_GROUPS.values():
+        except (NotFoundError, RequestRefusedError) as error:
+            if of(obj) in POD_GROUPS.values() and isinstance(error, NotFoundError | ForbiddenError):
+                return _no_pod_groups(obj, error)
+            if isinstance(error, NotFoundError):
                 raise
-            lack = f"gang.podGroup: this cluster has no {obj['kind']} of {obj['apiVersion']}; install its scheduler, or leave gang.podGroup out"
-            return RequestRefusedError("apply PodGroup", status=error.status, reason="NotFound", message=lack)
-        except RequestRefusedError as error:
             return None if _NO_DRY_RUN in error.message else error
         return None
 
@@ -121,3 +120,9 @@ class StartCheck:
         lack = quota_lack(quotas, [(count, pod["spec"]) for count, pod in admitted])
         path = QUOTA.path(namespace)
         return [RequestRefusedError(f"compare {path}", status=403, reason="Forbidden", message=lack)] if lack else []
+
+
+def _no_pod_groups(obj: Object, error: KubeError) -> RequestRefusedError:
+    fix = "install its scheduler and set gangs.enabled of the chart, or leave gang.podGroup out"
+    message = f"gang.podGroup: the operator can have no PodGroup of {obj['apiVersion']} here: {fix}"
+    return RequestRefusedError("apply PodGroup", status=error.status, reason=error.reason, message=message)

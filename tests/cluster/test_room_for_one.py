@@ -33,9 +33,10 @@ def job(name: str) -> dict[str, Any]:
 def plane() -> Iterator[ControlPlane]:
     with ControlPlane(Settings(scheduler=True)) as made:
         made.apply_crds()
-        kwok.start(made, nodes=1)
+        player = kwok.start(made, nodes=1)
         made.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}).expect()
         yield made
+        player.stop()
 
 
 @pytest.fixture

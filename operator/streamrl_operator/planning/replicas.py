@@ -224,6 +224,7 @@ def _missing_pods(
     since = (
         job_status.read_job_status(observed.raw).start_time,
         history[-1].time if history else None,
+        *pods.trainer_ready_times(observed.pods),  # the pool may have waited for that
         conditions.false_since(before.conditions, READY),
     )
     stateful_set = pool_name(observed.name, name)

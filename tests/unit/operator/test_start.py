@@ -202,10 +202,14 @@ async def test_a_pod_group_is_made_and_named_by_all_pods(world: World, pod_group
         assert (template["spec"]["schedulerName"], template["metadata"][where][key]) == (scheduler, JOB)
 
 
-async def test_a_cluster_without_the_pod_groups_kind_is_named(world: World) -> None:
-    world.server.refuse = lambda _, path, __: (404, "no such resource") if "/podgroups/" in path else None
+@pytest.mark.parametrize("answer", [404, 403], ids=["no such kind", "no right to it"])
+async def test_a_cluster_without_pod_groups_is_named(world: World, answer: int) -> None:
+    world.server.refuse = lambda _, path, __: (answer, "no") if "/podgroups/" in path else None
     world.put(job(gang={"podGroup": "Volcano"}))
-    assert "gang.podGroup: this cluster has no PodGroup of scheduling.volcano.sh/v1beta1" in await world.look()
+    assert (
+        "gang.podGroup: the operator can have no PodGroup of scheduling.volcano.sh/v1beta1 here: install"
+        in await world.look()
+    )
     assert world.sizes() == {}
 
 
