@@ -287,11 +287,11 @@ class Lab:
 
 
 def writes(cluster: ControlPlane, namespace: str) -> list[str]:
-    """What the operator wrote in a namespace so far, its Lease aside."""
+    """What the operator wrote in a namespace so far, its Lease and dry runs aside."""
     return [
         f"{use.verb} {use.resource} {use.name} {use.code}"
         for use in cluster.uses(USER)
-        if use.verb in WRITES and use.namespace == namespace and use.resource != "leases"
+        if use.verb in WRITES and use.namespace == namespace and use.resource != "leases" and not use.is_dry_run
     ]
 
 
