@@ -29,12 +29,20 @@ def job(name: str) -> dict[str, Any]:
     return document
 
 
+def volume(number: int) -> dict[str, Any]:
+    """For a claim of a job: the scheduler waits until they are bound."""
+    spec = {"capacity": {"storage": "1Ti"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": "/nowhere"}}
+    return {"metadata": {"name": f"volume-{number}"}, "spec": spec}
+
+
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
     with ControlPlane(Settings(scheduler=True)) as made:
         made.apply_crds()
         player = kwok.start(made, nodes=1)
         made.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}}).expect()
+        for number in range(4):
+            made.api.create("/api/v1/persistentvolumes", volume(number)).expect()
         yield made
         player.stop()
 
