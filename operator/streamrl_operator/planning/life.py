@@ -336,6 +336,7 @@ def _let_go(view: _JobView, status: RLJobStatus, *, why: str = "", reported: Seq
     end = termination.end_by_deadline(status, deadline_s=deadline_s, now=observed.now)
     if end is not None:
         return _terminated(view, end, status=status)
+    begun: StartStatus | None
     was = conditions.kept(before.conditions, READY)
     if why or was is None or was.reason != start.RELEASED:
         begun, ready = start.released(observed, why=why or "pods could not start")
