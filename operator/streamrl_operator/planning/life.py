@@ -289,13 +289,14 @@ def _running(view: _JobView) -> JobDecision:
     status = job_status.with_progress(
         status, observed.numbers, spec=spec, store=view.store, now=view.observed.now, resync_s=view.settings.resync_s
     )
+    of_pods = readiness.ready(observed, plans=plans)
     ready, unreadable = readiness.with_signals_unreachable(
-        readiness.ready(observed, plans=plans), observed=observed, before=before, resync_s=view.settings.resync_s
+        of_pods, observed=observed, before=before, resync_s=view.settings.resync_s
     )
-    begun = _begun(view, plans, ready=ready)
+    begun = _begun(view, plans, ready=of_pods)
     left_s = None if begun is None else start.seconds_to_release(begun, observed=observed)
     if left_s == 0:
-        return _let_go(view, status, why=ready.message, reported=reported)
+        return _let_go(view, status, why=of_pods.message, reported=reported)
     status = status.model_copy(update={"start": begun})
     decision = _decision(view, status, plans, aspects=conditions.of_job(ready), running=True)
     return replace(

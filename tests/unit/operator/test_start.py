@@ -14,6 +14,7 @@ from streamrl_operator.kube.cluster import CachedCluster
 from streamrl_operator.kube.kinds import CONFIG_MAP, POD, POD_GROUPS, RLJOB, STATEFUL_SET
 from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.start import RELEASED
+from streamrl_operator.planning.values import SignalsUnreachable
 from streamrl_operator.reconcile import Reconciler
 from support.api_server import ApiServer, Doc
 from support.job_lives import conditions, edited, lived, message, reported
@@ -257,8 +258,13 @@ def test_a_job_that_holds_nothing_or_goes_on_has_no_deadline(pods: list[Doc]) ->
     assert decision.wanted.trainers == 1
 
 
-def test_a_job_that_was_ready_once_keeps_its_nodes() -> None:
-    begun, _ = lived({"pods": all_ready()}, {"pods": NO_IMAGE}, start=observed(spec={"startDeadlineSeconds": 60}))
+@pytest.mark.parametrize("unread", [None, SignalsUnreachable(since=NOW - timedelta(hours=1), error="403")])
+def test_a_job_that_was_ready_once_keeps_its_nodes(unread: SignalsUnreachable | None) -> None:
+    begun, _ = lived(
+        {"pods": all_ready(), "signals_unreachable": unread},
+        {"pods": NO_IMAGE},
+        start=observed(spec={"startDeadlineSeconds": 60}),
+    )
     decision = reported(replace(begun, now=begun.now + timedelta(hours=9)))
     assert decision.wanted.trainers == 1
 
