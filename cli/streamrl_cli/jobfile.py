@@ -7,6 +7,7 @@ rules: those of the contract are in `streamrl.spec`, those of a run on this mach
 import argparse
 import json
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -109,8 +110,20 @@ def _is_beside(document: Document, *, path: Path) -> bool:
     return kind in (_DEFAULTS, _CLUSTER, "ConfigMap")
 
 
+_NAME_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789"
+"""As an API server draws them: no vowels, so no words."""
+
+
+def _generate_name(data: object) -> None:
+    """Give a job with `metadata.generateName` a name, as an API server does it at a create."""
+    metadata = data.get("metadata") if isinstance(data, dict) else None
+    if isinstance(metadata, dict) and isinstance(metadata.get("generateName"), str) and "name" not in metadata:
+        metadata["name"] = metadata.pop("generateName") + "".join(secrets.choice(_NAME_CHARACTERS) for _ in range(5))
+
+
 def _load(document: Document, *, path: Path, overrides: Sequence[str], check: Check | None) -> RLJob:
     overridden = apply_overrides(document.data, overrides)
+    _generate_name(document.data)
     try:
         job = parse_job(document.data)
         problems = check(job, base_dir=base_dir_of(path)) if check else []

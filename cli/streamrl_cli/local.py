@@ -35,6 +35,13 @@ NEEDS_ANSWER = ("verifier", "exactMatch", "mathVerify")
 MOST_AGENT_HOSTS = 64
 """Of a local run: each is two processes of Python beside its programs."""
 _INSTALL = "install streamrl[worker]"
+_OF_CLUSTERS = (
+    "managed_by",
+    "gang",
+    "start_deadline_seconds",
+    "active_deadline_seconds",
+    "ttl_seconds_after_finished",
+)
 _VOLUME = ("storage_class_name", "size", "claim_name", "when_deleted")
 
 
@@ -384,7 +391,7 @@ def unused_locally(job: RLJob) -> Iterator[str]:
     )
     yield from _set(spec.storage.journal, _VOLUME, path="spec.storage.journal")
     yield from _set(spec.failure_policy, ("rules",), path="spec.failurePolicy")
-    yield from _set(spec, ("managed_by", "active_deadline_seconds", "ttl_seconds_after_finished"), path="spec")
+    yield from _set(spec, _OF_CLUSTERS, path="spec")
 
 
 def _set(model: SpecModel, names: tuple[str, ...], *, path: str) -> Iterator[str]:

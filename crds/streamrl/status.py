@@ -99,6 +99,21 @@ UNSEEN_GENERATION = -1
 """Generation that no object has: without it, kstatus takes a job that no operator has looked at for one that is done."""
 
 
+class StartStatus(StatusModel):
+    """How the job came to run since its pods were first made, or made again after suspend."""
+
+    since: Time | None = Field(
+        default=None, description="When it had no pods last, and some were made.", json_schema_extra=_TIME
+    )
+    ready_time: Time | None = Field(default=None, description="When it was first ready.", json_schema_extra=_TIME)
+    stuck_since: Time | None = Field(
+        default=None, description="Since when a pod cannot start while others hold nodes.", json_schema_extra=_TIME
+    )
+    released_until: Time | None = Field(
+        default=None, description="Until then it has no pods, so that others may start.", json_schema_extra=_TIME
+    )
+
+
 class RLJobStatus(StatusModel):
     """What is known of the job."""
 
@@ -118,6 +133,7 @@ class RLJobStatus(StatusModel):
     start_time: Time | None = Field(
         default=None, description="When the pods were first made, or made again after suspend.", json_schema_extra=_TIME
     )
+    start: StartStatus | None = Field(default=None, description="How it came to run.")
     completion_time: Time | None = Field(default=None, description="When the job ended.", json_schema_extra=_TIME)
     attempt: int | None = Field(default=None, ge=0, description="Lives of the trainer, the present one included.")
     step: int | None = Field(default=None, ge=0, description="Training steps done.")

@@ -23,6 +23,7 @@ from streamrl_operator.kube.kinds import APPLIED, CLAIM, GENERATOR_POOL, POD, ST
 from streamrl_operator.planning import pods
 from streamrl_operator.planning.compare import differs, with_claim_kept
 from streamrl_operator.planning.objects import pool_replicas
+from streamrl_operator.start_check import StartCheck
 
 Object = Mapping[str, Any]
 
@@ -62,28 +63,50 @@ async def apply_objects(
     owner: Ownership,
     requested: Mapping[str, int] | None = None,
     refused: Sequence[Refusal] = (),
+    check: StartCheck | None = None,
 ) -> list[Refusal]:
     """Bring every object about; all that was refused. `requested`: pool -> replicas that are written under their own manager, before all
-    else of the pool. `refused`: of what all pods need, before this.
+    else of the pool. `refused`: of what all pods need, before this. `check`: asked while the job has no pods and is to have some.
 
     No pod without all that it needs and all that guards it: where an object of a pool is refused, its StatefulSet gets neither more pods
     nor another template; where one of the trainer or of the whole job is, none does. All else goes on, and fewer pods can always be had.
+    Of a job that starts nothing goes on: one refusal holds up every pod.
 
     Raises:
         KubeError: a write failed; the next reconcile goes on from there.
     """
-    reported, hindered = list(refused), {_WHOLE_JOB} if refused else set()
-    for obj in sorted(desired, key=lambda each: APPLIED.index(of(each))):
-        part = str(obj["metadata"]["labels"].get(names.LABEL_POOL, _WHOLE_JOB))
-        try:
-            if of(obj) is STATEFUL_SET and obj["spec"]["replicas"] and hindered & {_WHOLE_JOB, part}:
-                await _shrink(cluster, cluster.find(obj, owner_uid=owner.uid), replicas=obj["spec"]["replicas"])
-            else:
-                await _apply(cluster, obj, owner=owner, requested=requested or {})
-        except (NameTakenError, RequestRefusedError) as error:
-            reported.append(error)
-            hindered.add(part)
+    reported = list(refused)
+    ordered = sorted(desired, key=lambda each: APPLIED.index(of(each)))
+    sets = [obj for obj in ordered if of(obj) is STATEFUL_SET]
+    check = check if _starts(cluster, sets, owner=owner) else None
+    if check is not None and not reported and (lacking := await check.check_objects(ordered)):
+        return lacking
+    hindered = {_WHOLE_JOB} if reported else set()
+
+    async def apply_each(objects: Sequence[Object]) -> None:
+        for obj in objects:
+            pool = obj["metadata"]["labels"].get(names.LABEL_POOL)
+            part = _WHOLE_JOB if check is not None or pool is None else str(pool)
+            try:
+                if of(obj) is STATEFUL_SET and obj["spec"]["replicas"] and hindered & {_WHOLE_JOB, part}:
+                    await _shrink(cluster, cluster.find(obj, owner_uid=owner.uid), replicas=obj["spec"]["replicas"])
+                else:
+                    await _apply(cluster, obj, owner=owner, requested=requested or {})
+            except (NameTakenError, RequestRefusedError) as error:
+                reported.append(error)
+                hindered.add(part)
+
+    await apply_each([obj for obj in ordered if of(obj) is not STATEFUL_SET])
+    if check is not None and (lacking := reported or await check.check_pods(sets)):
+        return lacking
+    await apply_each(sets)
     return reported
+
+
+def _starts(cluster: CachedCluster, sets: Sequence[Object], *, owner: Ownership) -> bool:
+    """Whether no pod is asked for yet, and some are to be."""
+    has_pods = any(pods.asked(each) for each in _owned(cluster, (STATEFUL_SET,), owner=owner))
+    return not has_pods and any(pods.asked(each) for each in sets)
 
 
 async def _apply(cluster: CachedCluster, obj: Object, *, owner: Ownership, requested: Mapping[str, int]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from streamrl_operator.clock import OperatorClock, timestamp
 from streamrl_operator.kube.answers import SERVER_ERROR, ConflictError, KubeError, RequestRefusedError
 from streamrl_operator.kube.client import Client
-from streamrl_operator.kube.cluster import NameTakenError
+from streamrl_operator.kube.cluster import NameTakenError, ObjectMissingError
 from streamrl_operator.kube.kinds import EVENT, RLJOB
 from streamrl_operator.planning.conditions import READY, Aspect
 from streamrl_operator.planning.values import JobEvent
@@ -79,21 +79,25 @@ class Events:
         }
 
 
-Refusal = NameTakenError | RequestRefusedError
-"""Asking again will not help."""
+Refusal = NameTakenError | ObjectMissingError | RequestRefusedError
+"""Asking again will not help, until a person has changed something."""
+_NAMED = 3
+"""Refusals of one look that are worded; the first may be why the others were."""
 
 
 def refusal_condition(refused: Sequence[Refusal]) -> Aspect:
-    """In the words of the first, which may be why the others were."""
-    first, rest = refused[0], len(refused) - 1
+    """Return the condition Ready of a job of which something was refused; its reason is that of the first."""
+    first, rest = refused[0], len(refused) - _NAMED
     reason = "NameTaken" if isinstance(first, NameTakenError) else "Refused"
-    message = f"{first}; and {rest} more" if rest else str(first)
-    return Aspect(type=READY, holds=False, reason=reason, message=message)
+    reason = "ObjectMissing" if isinstance(first, ObjectMissingError) else reason
+    texts = [*map(str, refused[:_NAMED]), *([f"and {rest} more"] if rest > 0 else [])]
+    return Aspect(type=READY, holds=False, reason=reason, message="; ".join(texts))
 
 
 def server_error_condition(error: KubeError, *, failures: int) -> Aspect | None:
-    """Of a server that answers, and with an error time after time: a webhook that fails, say. None: that may pass, or nobody answers."""
-    if error.status < SERVER_ERROR or failures < _LASTING:
+    """Of a server that answers, and with an error time after time: a webhook that fails, say. None: that may pass, or nobody answers, or it is
+    the request's own fault."""
+    if isinstance(error, RequestRefusedError) or error.status < SERVER_ERROR or failures < _LASTING:
         return None
     return Aspect(type=READY, holds=False, reason="ServerError", message=f"{error}; it is tried again")
 

@@ -148,7 +148,9 @@ class Leader:
         while True:
             await asyncio.sleep(self.lease_settings.retry_s)
             begun_s = self.clock.monotonic()
-            if await self._try(timeout_s=max(renewed_s + self.lease_settings.renew_s - begun_s, 0.1)):
+            # A process that was starved of CPU comes late: while nobody has taken the Lease, it is still its own.
+            left_s = renewed_s + self.lease_settings.renew_s - begun_s
+            if await self._try(timeout_s=max(left_s, self.lease_settings.retry_s)):
                 renewed_s = begun_s
                 continue
             is_taken = self._seen is not None and self._seen.holder not in ("", self.me)

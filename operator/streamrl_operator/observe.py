@@ -31,13 +31,14 @@ from streamrl_operator.kube.kinds import (
     GENERATOR_POOL,
     JOB_DEFAULTS,
     POD,
+    RLJOB,
     SERVICE,
     STATEFUL_SET,
     WORKLOAD,
 )
 from streamrl_operator.planning import admission, defaults, pods
 from streamrl_operator.planning.failures import is_rejected
-from streamrl_operator.planning.job_status import calls
+from streamrl_operator.planning.job_status import calls, read_job_status
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
 from streamrl_operator.planning.members import NOT_ALLOWED
 from streamrl_operator.planning.objects.job_file import read_job
@@ -46,6 +47,7 @@ from streamrl_operator.planning.values import (
     Observed,
     PlanningSettings,
     SignalsUnreachable,
+    seconds_since,
     trainer_cluster,
 )
 
@@ -83,6 +85,8 @@ class Memory:
     """What the latest reconcile found, if there is nothing to do."""
     settled: object = None
     """Spec, wish and versions of all objects when a reconcile last found them in order: while they are the same, they are."""
+    warnings: Sequence[str] | None = None
+    """As of `Observed`."""
     certificates_at: datetime | None = None
     """When a certificate is due next; of `settled`."""
 
@@ -191,11 +195,35 @@ def observe(
         resolved=_resolved(cluster, key, uid=uid),
         numbers=told or (None if memory.numbers is None else answers.read_page(memory.numbers)),
         signals_unreachable=memory.signals_unreachable,
+        warnings=memory.warnings,
+        older_stuck=_older_stuck(cluster, raw, now=clock.now()),
         workloads={each["metadata"]["name"]: each for each in cluster.of_job(WORKLOAD, key)},
         kueue=cluster.has(WORKLOAD),
         scaling=memory.scaling,
         at_s=memory.asked_s if memory.numbers is not None and memory.asked_s is not None else clock.monotonic(),
     )
+
+
+def _older_stuck(cluster: CachedCluster, raw: Object, *, now: datetime) -> str:
+    """Return the oldest of the older jobs that cannot start either; empty: there is none, or this one's deadline has not come."""
+    begun = read_job_status(raw).start
+    waited_s = seconds_since(begun.stuck_since if begun else None, now=now)
+    deadline_s = (raw.get("spec") or {}).get("startDeadlineSeconds")
+    if waited_s is None or not isinstance(deadline_s, int) or waited_s < deadline_s:
+        return ""
+    others = (cluster.known(RLJOB, *key) for key in cluster.jobs())
+    stuck = [one for one in others if one is not None and _is_stuck(one)]
+    older = sorted((one for one in stuck if _age(one) < _age(raw)), key=_age)
+    return "/".join((older[0]["metadata"]["namespace"], older[0]["metadata"]["name"])) if older else ""
+
+
+def _is_stuck(raw: Object) -> bool:
+    begun = read_job_status(raw).start
+    return begun is not None and begun.stuck_since is not None
+
+
+def _age(raw: Object) -> tuple[str, str]:
+    return str(raw["metadata"].get("creationTimestamp") or ""), str(raw["metadata"]["uid"])
 
 
 def _rejected(found: Sequence[dict[str, Any]], *, uid: str) -> list[dict[str, Any]]:

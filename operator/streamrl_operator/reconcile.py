@@ -41,7 +41,7 @@ from streamrl_operator.kube.kinds import (
 )
 from streamrl_operator.metrics import OperatorMetrics
 from streamrl_operator.observe import Memory, NamespaceDefaults, Rest, look_up, observe, refresh
-from streamrl_operator.planning import job_status, members, pods, termination
+from streamrl_operator.planning import gang, job_status, members, pods, termination
 from streamrl_operator.planning.certificates import Lives, roles_of
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.life import decide
@@ -55,6 +55,7 @@ from streamrl_operator.planning.values import (
     Observed,
     PlanningSettings,
 )
+from streamrl_operator.start_check import StartCheck
 
 _US = "streamrl.io/operator"
 """`managedBy` of the jobs that this operator brings about."""
@@ -215,7 +216,9 @@ class Reconciler:
         elif not decision.wanted.any_pods:
             refused = await apply.stop(self.cluster, owner=apply.ownership_of(observed.raw))
         if refused and not self._has_begun(observed, decision):
-            raise refused[0]
+            held_up = events.refusal_condition(refused)
+            await self.say(observed.key, held_up)
+            return ReconcileResult(again_s=self._times_s()[0], refused=held_up.reason)
         # A pod that should go is told of after it went: a failure that is counted is never acted on again.
         await apply.delete_pods(
             self.cluster, decision.delete_pods, among=[pod for pod in observed.pods if not pods.cluster_of(pod)]
@@ -281,13 +284,16 @@ class Reconciler:
                 refused = [error]
         desired = plan_objects(plan)
         requested, owner = decision.wanted.requested, apply.ownership_of(observed.raw)
+        check = StartCheck(cluster=self.cluster, owner_uid=owner.uid, counts=gang.sizes(plan.job))
         refused = await apply.apply_objects(
             self.cluster,
             [obj for obj in desired if not decision.has_ended or self._outlives_the_end(obj)],
             owner=owner,
             requested=requested,
             refused=refused,
+            check=check,
         )
+        memory.warnings = tuple(check.warnings) if check.was_asked else memory.warnings
         kept = tls_secrets.secret_names(observed.name, roles=roles_of(plan.job))
         refused += await apply.prune(self.cluster, desired, owner=owner, secrets=kept, waiting=plan.waiting())
         is_settled = not refused and not requested and self._state(observed, plan) == before

@@ -14,6 +14,7 @@ from support.rights_table import Right, documented
 ALL = (
     "clusters.enabled=true",
     "kueue.enabled=true",
+    "gangs.enabled=true",
     "numbers=Proxy",
     "ui.enabled=true",
     "ui.tokenSecret=page",

@@ -67,6 +67,7 @@ class Pair:
         """A namespace of its own in the member, and an RLCluster of its own. `trainers`: they may be there."""
         suffix = secrets.token_hex(3)
         there = Lab(member, f"{lab.namespace[:40]}-there-{suffix}")
+        lab.members += [there] if trainers else []
         return cls(
             lab=lab, there=there, name=f"east-{suffix}", kubeconfig=admit(member, there.namespace, trainers=trainers)
         )

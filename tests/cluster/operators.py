@@ -5,7 +5,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -178,12 +178,28 @@ class Operator:
         return tail(self.log, 40)
 
 
+TRAINER_READY = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+"""Change of a pod, as a kubelet makes it."""
+
+
+def pods_unsaid(found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of the pods with ranks of which no kubelet has said anything."""
+    return [
+        each["metadata"]["name"]
+        for each in found
+        if str(each["metadata"].get("labels", {}).get("streamrl.io/role")).startswith("trainer")
+        and not {"conditions", "containerStatuses"} & each.get("status", {}).keys()
+    ]
+
+
 class Lab:
     """One namespace as the operator's user sees it."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self.cluster = cluster
         self.namespace = namespace
+        self.members: list[Lab] = []
+        """Where its jobs may have trainers too."""
 
     def path(self, plural: str, name: str = "", part: str = "") -> str:
         """Path of a collection, an object, or a part of it."""
@@ -253,16 +269,29 @@ class Lab:
         self.wait(is_quiet, f"two looks at {job} without a change", operator)
 
     def wait(self, check: Any, what: str, operator: Operator, *, deadline_s: float = SOON_S) -> None:
-        """Wait for a condition."""
-        wait_until(check, what=what, deadline_s=deadline_s, log=operator.log)
+        """Wait for a condition; meanwhile new pods of trainers become ready, as `make_trainers_ready` does it."""
+
+        def is_so() -> Any:
+            self.make_trainers_ready()
+            return check()
+
+        wait_until(is_so, what=what, deadline_s=deadline_s, log=operator.log)
+
+    def make_trainers_ready(self) -> None:
+        """Say that the trainers' pods are ready, of which nothing was said yet: no kubelet is here, and pools wait for them."""
+        for lab in (self, *self.members):
+            for name in pods_unsaid(lab.list("pods")):
+                lab.cluster.api.patch(
+                    lab.path("pods", name, "status"), TRAINER_READY
+                )  # one that is gone by now is none
 
 
 def writes(cluster: ControlPlane, namespace: str) -> list[str]:
-    """What the operator wrote in a namespace so far, its Lease aside."""
+    """What the operator wrote in a namespace so far, its Lease and dry runs aside."""
     return [
         f"{use.verb} {use.resource} {use.name} {use.code}"
         for use in cluster.uses(USER)
-        if use.verb in WRITES and use.namespace == namespace and use.resource != "leases"
+        if use.verb in WRITES and use.namespace == namespace and use.resource != "leases" and not use.is_dry_run
     ]
 
 

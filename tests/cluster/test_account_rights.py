@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(300)
 
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _PATHS = {"ServiceAccount": "/api/v1", "Role": _RBAC, "RoleBinding": _RBAC}
-ALL = "clusters.enabled=true,kueue.enabled=true,numbers=Proxy,ui.enabled=true,ui.tokenSecret=page,ui.askSchedulers=true,uninstall.jobs=Delete"
+ALL = "clusters.enabled=true,kueue.enabled=true,gangs.enabled=true,numbers=Proxy,ui.enabled=true,ui.tokenSecret=page,ui.askSchedulers=true,uninstall.jobs=Delete"
 ACCOUNTS = ("streamrl", "streamrl-ui", "streamrl-uninstall")
 
 

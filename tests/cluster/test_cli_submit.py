@@ -74,6 +74,27 @@ def test_a_mistake_in_the_file_reaches_no_cluster(
     assert cli("status").out == [f"no jobs in namespace {namespace} of context {context(control_plane)}"]
 
 
+def test_of_several_jobs_all_are_taken_or_none(
+    cli: Cli, control_plane: Cluster, namespace: str, job_file: Path
+) -> None:
+    assert cli("submit", str(job_file)).code == 0
+    other = job_file.read_text().replace("name: sum}", "name: other}")
+    job_file.write_text(f"{other}\n---\n{job_file.read_text()}".replace("seed: 1", "seed: 2"))
+    outcome = cli("submit", str(job_file))
+    assert (outcome.code, outcome.out) == (2, [])
+    assert "seed cannot be changed" in outcome.err[0]
+    assert not control_plane.api.get(f"{GROUP}/namespaces/{namespace}/rljobs/other").ok
+
+
+def test_a_name_is_drawn_for_generate_name(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
+    job_file.write_text(job_file.read_text().replace("{name: sum}", "{generateName: sum-}"))
+    assert [cli("submit", str(job_file)).code for _ in range(2)] == [0, 0]
+    found = control_plane.api.get(f"{GROUP}/namespaces/{namespace}/rljobs").expect()["items"]
+    made = [each["metadata"]["name"] for each in found]
+    assert len(set(made)) == 2
+    assert all(name.startswith("sum-") and len(name) == len("sum-") + 5 for name in made)
+
+
 def test_a_dry_run_leaves_nothing(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
     outcome = cli("submit", str(job_file), "--dry-run")
     assert outcome.code == 0

@@ -94,7 +94,8 @@ def test_a_trainer_without_a_node_gets_another_selector(lab: Lab, operator: Oper
 def test_a_typing_error_in_the_image_is_mended(lab: Lab, operator: Operator) -> None:
     start(lab, operator, pod={"image": "registry.example/trainre:1"})
     waiting = container_status("trainer", "registry.example/trainre:1", waiting={"reason": "ImagePullBackOff"})
-    lab.patch("pods", f"{TRAINER}-0", {"status": {"phase": "Pending", "containerStatuses": [waiting]}}, part="status")
+    told = {"phase": "Pending", "conditions": [], "containerStatuses": [waiting]}
+    lab.patch("pods", f"{TRAINER}-0", {"status": told}, part="status")
     lab.wait(lambda: ready_reason(lab) == "ImagePullBackOff", "the condition to say so", operator)
     mend(lab, operator, trainer={"pod": {"image": "registry.example/trainer:1"}})
     assert spec_of(lab, "trainer-0")["containers"][0]["image"] == "registry.example/trainer:1"

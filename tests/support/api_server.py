@@ -50,6 +50,10 @@ class ApiServer:
         self.page: Doc = {}
         """What the scheduler serves."""
         self.writes: list[str] = []
+        self.dry_runs: list[str] = []
+        self.refuse_dry_runs: tuple[int, str] | None = None
+        self.warnings: list[str] = []
+        """That it gives to a dry run."""
         self.reads: list[str] = []
         """Paths."""
         self.pages: list[str] = []
@@ -83,10 +87,16 @@ class ApiServer:
             return web.json_response(self.page)
         document: Doc = json.loads(body) if body else {}
         if request.method != "GET":
-            refused = self.refuse(request.method, path, document)
-            self.writes.append(f"{request.method} {path}" + (f" {refused[0]}" if refused else ""))
+            is_asked_only = request.query.get("dryRun") == "All"
+            refused = self.refuse(request.method, path, document) or (self.refuse_dry_runs if is_asked_only else None)
+            written = self.dry_runs if is_asked_only else self.writes
+            written.append(f"{request.method} {path}" + (f" {refused[0]}" if refused else ""))
             if refused is not None:
                 return _status(*refused)
+            if is_asked_only:
+                return web.json_response(
+                    _as_made(document), headers=[("Warning", f'299 - "{text}"') for text in self.warnings]
+                )
         return self._done(request, path, document)
 
     def _done(self, request: web.Request, path: str, document: Doc) -> web.Response:
@@ -99,6 +109,9 @@ class ApiServer:
             if known is not None and version not in (None, known["metadata"]["resourceVersion"]):
                 return _status(409, "it has changed")
             return web.json_response(self._applied(path, document))
+        if known is None and path.endswith("/resourcequotas"):
+            items = self.under(path)
+            return web.json_response({"metadata": {"resourceVersion": str(self._version)}, "items": items})
         if known is None:
             return _status(404, "not found")
         if request.method == "DELETE":
@@ -118,6 +131,12 @@ class ApiServer:
             return copy.deepcopy(known) if known is not None and made == known else self.put(path, made)
         path = path.removesuffix("/status")
         return self.put(path, {**self.objects[path], "status": document["status"]})
+
+
+def _as_made(document: Doc) -> Doc:
+    """As a real one answers a dry run."""
+    about = document["metadata"]
+    return {**document, "metadata": {**about, "uid": "u-of-a-dry-run", "resourceVersion": "1"}}
 
 
 def _merged(known: Any, change: Any) -> Any:

@@ -17,6 +17,7 @@ from streamrl_cli import console
 from streamrl_cli.cluster.api import ApiClient, ObjectNotFoundError, add_connection, connect
 from streamrl_cli.cluster.bundle import (
     MIB,
+    Bundle,
     as_written,
     cluster_problems,
     collect,
@@ -54,36 +55,47 @@ async def run(args: argparse.Namespace) -> int:
         raise UserErrors(mistakes)
     if args.follow and len(jobs) > 1:
         raise UserError(field="--follow", rule=f"takes one job, {args.file} has {len(jobs)}")
+    for job in jobs:
+        _check_namespace(job, args)
     console.warn(*(f"{args.file}: {warning}" for job in jobs for warning in spec_warnings(job.spec)))
     async with connect(args) as cluster:
+        home = cluster.namespace
+        for job in jobs if len(jobs) > 1 and not args.dry_run else ():  # all of them, or none
+            cluster.namespace = job.metadata.namespace or home
+            document, _ = _read(job, args, cluster=cluster)
+            await cluster.apply(RLJOB, document, force=args.force, dry_run=True)
         for job in jobs:
-            _check_namespace(job, args, cluster=cluster)
+            cluster.namespace = job.metadata.namespace or home
             await _apply(job, args, cluster=cluster)
         if not args.follow or args.dry_run:
             return EXIT_DONE
         return await follow(jobs[0].metadata.name, cluster=cluster)
 
 
-def _check_namespace(job: RLJob, args: argparse.Namespace, *, cluster: ApiClient) -> None:
+def _check_namespace(job: RLJob, args: argparse.Namespace) -> None:
     own = job.metadata.namespace
     if own is not None and args.namespace is not None and own != args.namespace:
         rule = f"must be that of --namespace ({args.namespace})"
         raise UserError(field="metadata.namespace", rule=rule, got=own, fix="leave one of the two out")
-    if own is not None:
-        cluster.namespace = own
+
+
+def _read(job: RLJob, args: argparse.Namespace, *, cluster: ApiClient) -> tuple[dict[str, Any], Bundle]:
+    """Return the job as it is applied, and the code that goes with it."""
+    document, bundle = as_written(job, namespace=cluster.namespace), collect(job, base_dir=base_dir_of(args.file))
+    if bundle.files:
+        with_code(document, job=job)
+    return document, bundle
 
 
 async def _apply(job: RLJob, args: argparse.Namespace, *, cluster: ApiClient) -> None:
     before = await _generation(job.metadata.name, cluster=cluster)
-    document = as_written(job, namespace=cluster.namespace)
-    bundle = collect(job, base_dir=base_dir_of(args.file))
+    document, bundle = _read(job, args, cluster=cluster)
     how = {"force": args.force, "dry_run": args.dry_run}
     if not bundle.files:
         stored = await cluster.apply(RLJOB, document, **how)
         await _look_for_code(job, cluster=cluster)
     else:
         code = config_map(job, bundle, namespace=cluster.namespace)
-        with_code(document, job=job)
         await cluster.apply(RLJOB, document, force=args.force, dry_run=True)
         is_copied = job.spec.trainer.cluster_name is not None  # when it begins, and never again
         if before is not None and (is_copied or not args.force):

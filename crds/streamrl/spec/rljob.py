@@ -22,6 +22,7 @@ from streamrl.spec.training import (
     Trainer,
     Weights,
 )
+from streamrl.spec.volumes import ObjectName
 
 JobName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, min_length=1, max_length=names.MOST_JOB_CHARACTERS)]
 
@@ -44,6 +45,27 @@ class MaxCost(SpecModel):
     action: Literal["Suspend", "Warn"] = Field(
         default="Suspend",
         description="Above it: the trainer writes a checkpoint and all processes end, until the amount is raised; or a warning.",
+    )
+
+
+class Gang(SpecModel):
+    """All pods of the job are placed together, or none is."""
+
+    pod_group: Literal["SchedulerPlugins", "Volcano"] | None = Field(
+        default=None,
+        description=(
+            "The PodGroup that is made, and the scheduler that pods have where they name none. SchedulerPlugins: scheduler-plugins-scheduler. "
+            "Volcano: volcano. Absent = the pods name their group, or the cluster knows it."
+        ),
+    )
+    queue: ObjectName | None = Field(default=None, description="Volcano's queue; absent = its default.")
+
+    field_rules: ClassVar[tuple[FieldRule, ...]] = (
+        FieldRule(
+            "queue needs podGroup Volcano",
+            "!has(self.queue) || (has(self.podGroup) && self.podGroup == 'Volcano')",
+            lambda gang: gang.queue is not None and gang.pod_group != "Volcano" and gang.queue,
+        ),
     )
 
 
@@ -105,6 +127,16 @@ class RLJobSpec(SpecModel):
     )
     managed_by: Literal["streamrl.io/operator", "kueue.x-k8s.io/multikueue"] = Field(
         default="streamrl.io/operator", description="Who brings the job about; this operator leaves others' jobs alone."
+    )
+    gang: Gang | None = Field(
+        default=None,
+        description="On Kubernetes: all pods are made at once, to be placed together; absent = the trainer first, then the generators.",
+    )
+    start_deadline_seconds: int = Field(
+        default=1800,
+        ge=1,
+        le=604_800,
+        description="On Kubernetes: for so long a job that never was ready may hold nodes while a pod cannot start; then it has no pods for as long.",
     )
     active_deadline_seconds: int | None = Field(
         default=None, ge=1, le=31_536_000, description="On Kubernetes: fails after so long; begins again after suspend."

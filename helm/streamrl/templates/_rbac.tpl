@@ -34,10 +34,20 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
 - apiGroups: [""]
   resources: [services, configmaps, secrets, serviceaccounts, persistentvolumeclaims]
   verbs: [get, list, watch, create, patch, delete]
-# Restarts of the trainer as a group.
+# Restarts of the trainer as a group. `create` is for dry runs: what a StatefulSet may have, its pods may not.
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list, watch, delete]
+  verbs: [list, watch, create, delete]
+# Whether there is room for all pods of a job before the first is made.
+- apiGroups: [""]
+  resources: [resourcequotas]
+  verbs: [list]
+{{- if .Values.gangs.enabled }}
+# Gangs of jobs that ask for a PodGroup.
+- apiGroups: [scheduling.x-k8s.io, scheduling.volcano.sh]
+  resources: [podgroups]
+  verbs: [get, create, patch, delete]
+{{- end }}
 {{- if eq .Values.numbers "Proxy" }}
 # The schedulers' numbers, without a route to the pods. It is a GET to any port of any Service here.
 - apiGroups: [""]

@@ -33,6 +33,7 @@ from streamrl_operator.kube.kinds import CLAIM, CONFIG_MAP, IN_MEMBERS, NAMESPAC
 from streamrl_operator.planning import pods
 from streamrl_operator.planning.objects.members import owned_by
 from streamrl_operator.planning.values import Object
+from streamrl_operator.start_check import StartCheck
 from streamrl_operator.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -412,7 +413,8 @@ class Member:
         owner = _ownership(await cluster.find_or_make(work.anchor, owner_uid=work.uid), there)
         await apply.keep(cluster, work.kept, owner=owner)
         objects = [each if _is_kept(each, work) else owned_by(owner.uid, each) for each in work.objects]
-        refused = await apply.apply_objects(cluster, objects, owner=owner)
+        check = StartCheck(cluster=cluster, owner_uid=owner.uid, is_home=False)
+        refused = await apply.apply_objects(cluster, objects, owner=owner, check=check)
         refused += await apply.prune(cluster, objects, owner=owner)
         for pod in cluster.of_job(POD, there):
             if pods.uid(pod) in work.delete_pods:

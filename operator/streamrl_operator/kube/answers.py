@@ -8,7 +8,7 @@ A refusal is one of our errors, in the words of the caller's next move; foreign 
 
 import math
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -28,6 +28,8 @@ _MOST_RETRY_AFTER_S = 300.0
 _MOST_PROBLEM_CHARS = 200
 NAMES = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 """Form of a list that has no more than the metadata of its objects."""
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+"""The same, of one object."""
 STATUS = "Status"
 """Kind of what an API server says instead of an object."""
 
@@ -206,6 +208,16 @@ def read_dry_run(body: bytes, kind: Kind) -> dict[str, Any]:
     return check(found, kind)
 
 
+def read_metadata(body: bytes, kind: Kind) -> None:
+    """Check an object in the form `METADATA`.
+
+    Raises:
+        MalformedError: it is none.
+    """
+    del kind
+    _fits(_Metadata, _mapping(body, most=_MOST_VALUES).get("metadata"))
+
+
 def read_deleted(body: bytes, kind: Kind) -> dict[str, Any]:
     """The answer to a deletion: the object as it is now, or a Status where it is gone.
 
@@ -255,6 +267,16 @@ def read_event(line: bytes, kind: Kind) -> tuple[str, dict[str, Any]]:
     elif event != "ERROR":
         check(obj, kind)
     return event, obj
+
+
+_WARNING = re.compile(r'[0-9]{3} \S+ "((?:[^"\\]|\\.)*)"')
+_MOST_WARNINGS = 16
+
+
+def read_warnings(headers: Sequence[str]) -> list[str]:
+    """The texts of `Warning` headers, each in one line."""
+    texts = [text for header in headers[:_MOST_WARNINGS] for text in _WARNING.findall(header)]
+    return [" ".join(re.sub(r"\\(.)", r"\1", text).split())[:_MAX_MESSAGE_CHARS] for text in texts]
 
 
 def read_access_review(body: bytes, kind: Kind) -> bool:

@@ -44,7 +44,7 @@ _CHUNK_BYTES = 2**16
 _MOST_PAGE_BYTES = 2**20
 """Of a page that a pod serves: it is the job's own word, and the job's author may have written the program."""
 _REDIRECT, _UNAUTHORIZED = 300, 401
-_PAGE, _NAMES = "page", "names"
+_PAGE, _NAMES, _METADATA = "page", "names", "metadata"
 """Verbs of ours beside the API server's."""
 _JSON = "application/json"
 _APPLY = "application/apply-patch+yaml"
@@ -147,6 +147,40 @@ class Client:
                     raise answers.from_status(f"watch {path}", reported.code, reported)
                 yield event, obj
 
+    async def exists(self, kind: Kind, *, namespace: str, name: str) -> bool:
+        """Check whether an object is there; what is in it does not travel."""
+        try:
+            await self._call(_METADATA, kind, kind.path(namespace, name), read=answers.read_metadata)
+        except answers.NotFoundError:
+            return False
+        return True
+
+    async def try_out(
+        self, kind: Kind, obj: Mapping[str, Any], *, manager: str = "", warned: Callable[[str], None] = lambda _: None
+    ) -> dict[str, Any]:
+        """Ask whether an object would be taken, by all that admits objects: applied by `manager`, or created. It is answered as it would be.
+
+        `warned`: called with each warning of the answer.
+        """
+        name = obj["metadata"]["name"] if manager else None
+        path = kind.path(obj["metadata"]["namespace"], name)
+        data = json.dumps(obj, separators=(",", ":")).encode()
+        async with (
+            self._limit,
+            self._answer(
+                "apply" if manager else "create",
+                kind,
+                path,
+                query={"dryRun": "All"} | ({"fieldManager": manager, "force": "true"} if manager else {}),
+                data=data,
+                content_type=_APPLY if manager else _JSON,
+                limit=aiohttp.ClientTimeout(total=self._timeout_s),
+            ) as response,
+        ):
+            for text in answers.read_warnings(response.headers.getall("Warning", [])):
+                warned(text)
+            return answers.read_dry_run(await response.read(), kind)
+
     async def create(self, kind: Kind, obj: Mapping[str, Any]) -> dict[str, Any]:
         """Make an object that must not be there yet."""
         return await self._call(
@@ -240,7 +274,7 @@ class Client:
         """The answer to one request, if it is a good one; all else is one of our errors. `path`: as the connection takes it."""
         assert self._connection is not None, "Client is used outside of its `async with`"
         begun_s, status, what = time.monotonic(), 0, f"{verb} {path}"
-        headers = {"Content-Type": content_type, "Accept": answers.NAMES if verb == _NAMES else _JSON}
+        headers = {"Content-Type": content_type, "Accept": _FORMS.get(verb, _JSON)}
         try:
             async with self._connection.request(
                 _METHOD[verb], path, params=query, data=data, headers=headers, timeout=limit
@@ -269,10 +303,13 @@ class Client:
             self.count(verb, kind.plural, status, time.monotonic() - begun_s)
 
 
+_FORMS = {_NAMES: answers.NAMES, _METADATA: answers.METADATA}
+"""Verb -> form of the answer, where that is no whole object."""
 _METHOD = {
     "get": "GET",
     "list": "GET",
     _NAMES: "GET",
+    _METADATA: "GET",
     "watch": "GET",
     _PAGE: "GET",
     "create": "POST",

@@ -14,7 +14,7 @@ from streamrl_operator.kube.answers import ConflictError, NotFoundError
 from streamrl_operator.kube.cache import CacheSync, Changed, Key, Reflector, Store
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.job_watch import JobWatch
-from streamrl_operator.kube.kinds import CHILDREN, CLAIM, POD, RLJOB, TLS_ROUTE, WORKLOAD, Kind, of
+from streamrl_operator.kube.kinds import CHILDREN, CLAIM, POD, POD_GROUPS, RLJOB, TLS_ROUTE, WORKLOAD, Kind, of
 
 Object = dict[str, Any]
 
@@ -29,6 +29,13 @@ class NameTakenError(Exception):
             f"{obj['kind']} {metadata['name']}: must not exist before the job makes it, got one that belongs to {owner}; "
             "delete it or give the job another name"
         )
+
+
+class ObjectMissingError(Exception):
+    """Pods of the job name an object that is not there: they would take their GPUs and wait for it."""
+
+    def __init__(self, *, kind: str, name: str, user: str) -> None:
+        super().__init__(f"{kind} {name}: must exist before the job starts, since {user} names it; create it")
 
 
 @dataclass(slots=True)
@@ -51,7 +58,7 @@ class CachedCluster:
     """By namespace."""
 
     def __post_init__(self) -> None:
-        followed, every = self.kinds, (RLJOB, *CHILDREN, WORKLOAD, TLS_ROUTE)
+        followed, every = self.kinds, (RLJOB, *CHILDREN, *POD_GROUPS.values(), WORKLOAD, TLS_ROUTE)
         self._stores = {kind: Store(self.changed, is_defined=kind in followed) for kind in every}
         self.cache_sync = CacheSync(self.namespaces or ("",), followed, self._on_cache_sync)
         self._reflectors = [
@@ -167,6 +174,23 @@ class CachedCluster:
             except NotFoundError:
                 raise conflict from None
         return self._learn(_own(found, obj, owner_uid=owner_uid))
+
+    async def try_apply(
+        self, obj: Mapping[str, Any], *, owner_uid: str, is_new: bool, warned: Callable[[str], None]
+    ) -> None:
+        """Ask whether the object would be made (`is_new`) or changed. `warned`: called with each warning of the answer.
+
+        Raises:
+            NameTakenError: it belongs to somebody else.
+            KubeError: it would be refused, or a request failed.
+        """
+        kind, metadata = of(obj), obj["metadata"]
+        body = {**obj, "metadata": {**metadata, "resourceVersion": _OF_NONE}} if is_new else obj
+        try:
+            await self.client.try_out(kind, body, manager=names.FIELD_MANAGER, warned=warned)
+        except ConflictError:  # it is there all the same, or newer than our caches
+            there = await self.client.get(kind, namespace=metadata["namespace"], name=metadata["name"])
+            self._learn(_own(there, obj, owner_uid=owner_uid))
 
     async def delete(self, obj: Mapping[str, Any], *, propagation: str = "Background") -> None:
         """Delete this very object; it may be gone already."""

@@ -48,6 +48,13 @@ SERVICE_ACCOUNT = Kind(api_version="v1", kind="ServiceAccount", plural="servicea
 DISRUPTION_BUDGET = Kind(api_version="policy/v1", kind="PodDisruptionBudget", plural="poddisruptionbudgets")
 NETWORK_POLICY = Kind(api_version="networking.k8s.io/v1", kind="NetworkPolicy", plural="networkpolicies")
 TLS_ROUTE = Kind(api_version="gateway.networking.k8s.io/v1", kind="TLSRoute", plural="tlsroutes", optional=True)
+POD_GROUPS: Mapping[str, Kind] = {
+    "SchedulerPlugins": Kind(
+        api_version="scheduling.x-k8s.io/v1alpha1", kind="PodGroup", plural="podgroups", optional=True
+    ),
+    "Volcano": Kind(api_version="scheduling.volcano.sh/v1beta1", kind="PodGroup", plural="podgroups", optional=True),
+}
+"""By `gang.podGroup`. Made with the job and never watched."""
 WORKLOAD = Kind(api_version="kueue.x-k8s.io/v1beta2", kind="Workload", plural="workloads", optional=True)
 RESOURCE_FLAVOR = Kind(
     api_version="kueue.x-k8s.io/v1beta2", kind="ResourceFlavor", plural="resourceflavors", namespaced=False
@@ -59,6 +66,8 @@ WORKLOAD_PRIORITY = Kind(
     namespaced=False,
 )
 PRIORITY = Kind(api_version="scheduling.k8s.io/v1", kind="PriorityClass", plural="priorityclasses", namespaced=False)
+QUOTA = Kind(api_version="v1", kind="ResourceQuota", plural="resourcequotas")
+"""Compared with all pods of a job before the first is made."""
 CLUSTER_KINDS = {kind.kind: kind for kind in (RESOURCE_FLAVOR, WORKLOAD_PRIORITY, PRIORITY)}
 """What has no namespace and is asked for by name."""
 CLUSTER = Kind(api_version=API_VERSION, kind="RLCluster", plural="rlclusters", namespaced=False)
@@ -85,6 +94,7 @@ APPLIED: tuple[Kind, ...] = (
     NETWORK_POLICY,
     DISRUPTION_BUDGET,
     CLAIM,
+    *POD_GROUPS.values(),
     WORKLOAD,
     GENERATOR_POOL,
     STATEFUL_SET,
@@ -105,7 +115,8 @@ IN_MEMBERS: tuple[Kind, ...] = (
 """What the operator makes for a job in a member cluster; pods are followed there too."""
 
 _BY_NAME = {
-    (kind.api_version, kind.kind): kind for kind in (RLJOB, *CHILDREN, WORKLOAD, TLS_ROUTE, LEASE, EVENT, CLUSTER)
+    (kind.api_version, kind.kind): kind
+    for kind in (RLJOB, *CHILDREN, *POD_GROUPS.values(), WORKLOAD, TLS_ROUTE, LEASE, EVENT, CLUSTER)
 }
 
 

@@ -20,9 +20,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from streamrl import names
 from streamrl_operator.planning import compare, job_status, pods
+from streamrl_operator.planning.gang import pool_sizes
 from streamrl_operator.planning.objects import pod_templates
 from streamrl_operator.planning.objects.shared import JobPlan
-from streamrl_operator.planning.replicas import MOST_REPLICAS, bounds
+from streamrl_operator.planning.replicas import MOST_REPLICAS
 from streamrl_operator.planning.values import (
     DesiredRun,
     JobDecision,
@@ -233,8 +234,7 @@ def _gang(observed: Observed) -> dict[str, int]:
     """Pod set -> pods, without which the job is of no use."""
     assert observed.job is not None, "asked only of a valid job"
     spec = observed.job.spec
-    counts = {_TRAINER: 1, _TRAINER_WORKERS: spec.trainer.nodes - 1}
-    counts |= {pool.name: max(1, bounds(pool.scaling)[0]) for pool in spec.pools}
+    counts = {_TRAINER: 1, _TRAINER_WORKERS: spec.trainer.nodes - 1, **pool_sizes(observed.job)}
     return {name: count for name, count in counts.items() if count}
 
 

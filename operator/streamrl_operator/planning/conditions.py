@@ -1,6 +1,6 @@
 """The conditions of a job and of a pool (`CONDITIONS`), and the reasons that they and events give (`REASONS`).
 
-A job has the first six from the first visit, TrainInferLogprobDiffHigh from the first page of numbers that speaks of it, ProcessFrozen from the first page with such a warning, CostAboveMax where it has `maxCost`, SpecWarnings from the first warning about its fields, ClusterUnreachable where it is in a member cluster. Succeeded and Failed are its memory: once one is True the job has ended.
+A job has the first six from the first visit, TrainInferLogprobDiffHigh from the first page of numbers that speaks of it, ProcessFrozen from the first page with such a warning, CostAboveMax where it has `maxCost`, SpecWarnings from the first warning about its fields, AdmissionWarning from the first warning of the API server, ClusterUnreachable where it is in a member cluster. Succeeded and Failed are its memory: once one is True the job has ended.
 A transition time moves only when the condition's status does. `docs/reference/reasons.md` is generated from both tables.
 """
 
@@ -21,6 +21,7 @@ LOGPROB_DIFF_HIGH = "TrainInferLogprobDiffHigh"
 PROCESS_FROZEN = "ProcessFrozen"
 """The same."""
 COST_ABOVE_MAX = "CostAboveMax"
+ADMISSION_WARNING = "AdmissionWarning"
 CLUSTER_UNREACHABLE = "ClusterUnreachable"
 """A condition, and its reason."""
 SPEC_WARNINGS = "SpecWarnings"
@@ -35,6 +36,7 @@ CONDITIONS = {
     PROCESS_FROZEN: "A warning: a process within a container shows no sign of life; the message names it, and when it is killed and started again.",
     COST_ABOVE_MAX: "A warning: the job has cost more than `maxCost.amount`.",
     SPEC_WARNINGS: "A warning: fields of the job do not go together, though it may start; the message has each.",
+    ADMISSION_WARNING: "A warning: the API server takes the job's objects and warns of them, of Pod Security for example; the message has its words.",
     CLUSTER_UNREACHABLE: "A warning: nothing newer is known of a member cluster that the job is in; its pools there have Ready Unknown.",
 }
 """Condition of a job -> when it is True."""
@@ -44,6 +46,7 @@ REASONS = {
     "AgentsPending": "No agent host is ready yet, so no prompt is made.",
     "AllReady": "All pods of the pool are ready.",
     "AllAlive": "Each process that a container of the job watches shows signs of life.",
+    "AdmissionWarnings": "The API server warns of objects of the job.",
     "Authorized": "The operator has all rights that it needs in the member cluster.",
     "ClusterNotAllowed": "A pool or the trainer names a member cluster, or an object there, that jobs of this namespace may not use.",
     "ClusterRefused": "A member cluster refuses an object of the job; the message has its words.",
@@ -69,6 +72,7 @@ REASONS = {
     "KubeconfigRefused": "The member's kubeconfig is missing, is none, or would start programs or read files.",
     "KueueMissing": "The job has a queue, and the operator knows no Kueue.",
     "NameTaken": "An object of a name that the job needs belongs to somebody else.",
+    "NoAdmissionWarnings": "The API server warns of no object of the job any more.",
     "NoGenerators": "No pool is asked for any generator.",
     "NoPodsWanted": "The pool is asked for no pods.",
     "NoWarnings": "All fields of the job go together, as far as the operator knows.",
@@ -76,6 +80,7 @@ REASONS = {
     "NotAsked": "The member cluster was not asked yet what the operator may do there.",
     "NotSuspended": "The job is not suspended.",
     "NumbersUnreachable": "The scheduler is ready and its numbers cannot be read.",
+    "ObjectMissing": "Pods of the job name a ConfigMap, Secret or claim that is not there; no pod is made before it is.",
     "PodFailed": "A pod or one of its containers has failed.",
     "PodRejected": "A node's kubelet rejected a pod before a container started. It does not count as a restart; new pods of its StatefulSet wait, up to five minutes.",
     "Preparing": "The model is made ready.",
@@ -88,6 +93,7 @@ REASONS = {
     "Running": "The trainer and at least one generator are ready; without pools, the trainer.",
     "Scaled": "A pool has another number of replicas.",
     "ServerError": "The API server fails time after time.",
+    "StartDeadlineExceeded": "The job held nodes for `startDeadlineSeconds` while a pod could not start. It has no pods for as long; the message says why.",
     "Started": "The first pods are made.",
     "Starting": "A pod starts.",
     "Succeeded": "The job has succeeded.",
@@ -211,6 +217,15 @@ def kept(before: Sequence[Condition], kind: str) -> Aspect | None:
     if condition is None:
         return None
     return Aspect(type=kind, holds=_HOLDS[condition.status], reason=condition.reason, message=condition.message)
+
+
+def admission_warning(before: Sequence[Condition], warnings: Sequence[str] | None) -> Aspect | None:
+    """What the API server warned of when the job started last; None: of nothing, ever. `warnings`: as of `Observed`."""
+    was = kept(before, ADMISSION_WARNING)
+    if warnings is None or (not warnings and was is None):
+        return was
+    reason = "AdmissionWarnings" if warnings else "NoAdmissionWarnings"
+    return Aspect(type=ADMISSION_WARNING, holds=bool(warnings), reason=reason, message="; ".join(warnings))
 
 
 def warning(reason: str, message: str) -> JobEvent:

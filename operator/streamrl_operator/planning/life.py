@@ -5,6 +5,8 @@
     its queue does not admit it ─▶ no pods, as if suspended (`admission.py`)
     invalid ─▶ what runs stays     suspended, or above `maxCost` ─▶ no pods; the clock stands
     `job.json` is to say something else ─▶ the same, until no pod is left that has read it
+    its trainer is not ready for the first time ─▶ the trainer's pods alone (`gang.py`)
+    it could not start within `startDeadlineSeconds` ─▶ no pods, for as long (`start.py`)
     its scheduler waits for its data ─▶ the trainer's pods alone, nothing is counted
     else it runs: failures are counted, the deadline is looked at, pools are sized, numbers are shown
 
@@ -17,16 +19,18 @@ from dataclasses import dataclass, replace
 
 from streamrl import names
 from streamrl.spec import RLJob
-from streamrl.status import RLJobStatus, SetHold
+from streamrl.status import RLJobStatus, SetHold, StartStatus
 from streamrl_operator.planning import (
     admission,
     conditions,
     failures,
+    gang,
     job_status,
     members,
     pods,
     readiness,
     replicas,
+    start,
     termination,
 )
 from streamrl_operator.planning.admission import Held
@@ -215,6 +219,7 @@ def _suspended(view: _JobView, *, why: str, held: Held | None = None) -> JobDeci
     status = before.model_copy(
         update={
             "start_time": None,
+            "start": None,
             "queue": None,
             "tokens_per_second": None,
             "seen_failures": failures.mark_as_seen(before, all_pods=view.all_pods),
@@ -254,7 +259,16 @@ def _running(view: _JobView) -> JobDecision:
     observed, before, spec = view.observed, view.before, view.job.spec
     if changed := next(filter(None, map(pods.changed_data, observed.pods)), ""):
         return _awaiting_data(view, changed)
-    plans = replicas.plan(observed, before=before, admitted=admission.admitted(observed))
+    if start.seconds_released(before.start, observed=observed) is not None:
+        return _let_go(view, before)
+    queue = admission.queue(observed)
+    waits = not gang.is_gang(view.job, queue=queue) and gang.awaits_trainer(observed, before=before)
+    plans = replicas.plan(
+        observed,
+        before=before,
+        halted=gang.AWAITS_TRAINER if waits else "",
+        admitted=admission.admitted(observed),
+    )
     counted, holds = _counted(view, plans)
     status = before.model_copy(
         update={
@@ -277,9 +291,15 @@ def _running(view: _JobView) -> JobDecision:
     status = job_status.with_progress(
         status, observed.numbers, spec=spec, store=view.store, now=view.observed.now, every_s=every_s
     )
+    of_pods = readiness.ready(observed, plans=plans)
     ready, unreadable = readiness.with_signals_unreachable(
-        readiness.ready(observed, plans=plans), observed=observed, before=before, resync_s=view.settings.resync_s
+        of_pods, observed=observed, before=before, resync_s=view.settings.resync_s
     )
+    begun = _begun(view, plans, ready=of_pods)
+    left_s = None if begun is None else start.seconds_to_release(begun, observed=observed)
+    if left_s == 0:
+        return _let_go(view, status, why=of_pods.message, reported=reported)
+    status = status.model_copy(update={"start": begun})
     decision = _decision(view, status, plans, aspects=conditions.of_job(ready), running=True)
     return replace(
         decision,
@@ -290,8 +310,52 @@ def _running(view: _JobView) -> JobDecision:
             *failures.released_pods(observed.pods, held=decision.wanted.held),
         ),
         unreachable=ready.reason == readiness.UNREACHABLE,
-        requeue_after_s=_next_reconcile_s(view, status, deadline_s=deadline_s, plans=plans),
+        requeue_after_s=min(
+            _next_reconcile_s(view, status, deadline_s=deadline_s, plans=plans),
+            *([] if left_s is None else [left_s]),
+            view.settings.resync_s,
+        ),
         rests_s=_rests_s(view, status, plans=plans, every_s=every_s) if ready.holds else 0.0,
+    )
+
+
+def _begun(view: _JobView, plans: Sequence[PoolPlan], *, ready: Aspect) -> StartStatus | None:
+    """Return how the job has come to run; None: its queue looks after that (Kueue's `waitForPodsReady`)."""
+    if admission.queue(view.observed):
+        return None
+    advice = "" if ready.reason != "TrainerPending" else ready.message.partition("; ")[2]
+    missing_pods = next(filter(None, (advice, *(plan.missing_pods for plan in plans))), "")
+    return start.next_start(
+        view.before.start,
+        observed=view.observed,
+        ready=ready,
+        missing_pods=missing_pods,
+        is_new=view.before.start_time is None,
+    )
+
+
+def _let_go(view: _JobView, status: RLJobStatus, *, why: str = "", reported: Sequence[JobEvent] = ()) -> JobDecision:
+    """No pods until others have had their chance. `why`: it lets go now; empty: it has, and goes on so."""
+    observed, before, deadline_s = view.observed, view.before, view.job.spec.active_deadline_seconds
+    end = termination.end_by_deadline(status, deadline_s=deadline_s, now=observed.now)
+    if end is not None:
+        return _terminated(view, end, status=status)
+    begun: StartStatus | None
+    was = conditions.kept(before.conditions, READY)
+    if why or was is None or was.reason != start.RELEASED:
+        begun, ready = start.released(observed, why=why or "pods could not start")
+    else:
+        begun, ready = before.start, was
+    plans = replicas.plan(observed, before=before, halted="the job could not start")
+    seen = failures.mark_as_seen(before, all_pods=view.all_pods)
+    status = status.model_copy(update={"start": begun, "seen_failures": seen, "holds": (), "queue": None})
+    decision = _decision(view, status, plans, aspects=conditions.of_job(ready), running=False)
+    told = (conditions.warning(ready.reason, ready.message),) if why else ()
+    left_s = start.seconds_released(begun, observed=observed) or 0.0
+    return replace(
+        decision,
+        events=(*reported, *_scaled(plans), *told),
+        requeue_after_s=min(left_s, _next_reconcile_s(view, status, deadline_s=deadline_s)),
     )
 
 
@@ -418,9 +482,10 @@ def _decision(
         else job_status.cost_above_max(status, bound=job.spec.max_cost)
     )
     doubtful = job_status.doubtful_fields(view.before, spec=None if job is None else job.spec)
+    warned = conditions.admission_warning(view.before.conditions, view.observed.warnings)
     entries = members.clusters(view.observed, view.before)
     unreachable = members.unreachable(view.observed, entries)
-    all_aspects = (*aspects, *(one for one in (diff, frozen, cost, doubtful, unreachable) if one is not None))
+    all_aspects = (*aspects, *(one for one in (diff, frozen, cost, doubtful, warned, unreachable) if one is not None))
     taken = job_status.images_of_job(view.observed, settings=view.settings, begins=running)
     whole = status.model_copy(
         update={

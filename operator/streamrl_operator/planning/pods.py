@@ -128,6 +128,12 @@ def is_ready(pod: Object) -> bool:
     return not is_leaving(pod) and ready is not None and ready.get("status") == "True"
 
 
+def trainer_ready_times(found: Sequence[Object]) -> list[str]:
+    """When pods with ranks became ready, or last were no more; without those that do not say."""
+    said = [condition(pod, "Ready") or {} for pod in found if trains(pod)]
+    return [str(one["lastTransitionTime"]) for one in said if one.get("lastTransitionTime")]
+
+
 def containers(pod: Object) -> Iterator[Mapping[str, Any]]:
     """The status of each container, in the order of their start."""
     yield from status(pod).get("initContainerStatuses") or ()

@@ -1,7 +1,7 @@
 """How many pods each pool should have, whatever they do, and who says so; and which of its pods are replaced after a change of their template.
 
     static    the job: scaling.static.replicas
-    auto      the autoscaler's policy; its memory is made again of what the pool has
+    auto      the autoscaler's policy, which goes on from what somebody sets through /scale; its memory is made again of what the pool has
     external  GeneratorPool.spec.replicas, which somebody else sets through /scale
 
 `spec.replicas` has a field manager of its own. We write it when the pool is made, for every change of static and auto, and
@@ -141,6 +141,9 @@ def _decide(
         return Decision(replicas=have, reason=f"set to {have} through /scale"), state
     if kind == "auto":
         state = observed.scaling.get(pool.name, state)
+        if have != state.wanted and _is_held(observed.pools.get(pool.name)) is False:
+            state = resized(state, replicas=clamped(have, pool.scaling), now_s=observed.at_s)
+            return Decision(replicas=state.wanted, reason=f"set to {have} through /scale"), state
         if halted:
             return Decision(replicas=clamped(state.wanted, pool.scaling), reason="as before"), state
         if most is not None:
@@ -221,6 +224,7 @@ def _missing_pods(
     since = (
         job_status.read_job_status(observed.raw).start_time,
         history[-1].time if history else None,
+        *pods.trainer_ready_times(observed.pods),  # the pool may have waited for that
         conditions.false_since(before.conditions, READY),
     )
     stateful_set = pool_name(observed.name, name)

@@ -13,6 +13,7 @@ from streamrl.spec.training import FailurePolicy
 from streamrl.status import RLJobStatus
 from streamrl_operator.planning import conditions, job_status
 from streamrl_operator.planning.conditions import (
+    ADMISSION_WARNING,
     CLUSTER_UNREACHABLE,
     FAILED,
     LOGPROB_DIFF_HIGH,
@@ -164,7 +165,8 @@ def with_blocked_condition(raw: Object, blocked: Aspect, *, status: Object, now:
     before, generation = job_status.read_job_status(raw).conditions, raw["metadata"].get("generation")
     aspects = conditions.of_job(blocked, suspended=conditions.kept(found.conditions, SUSPENDED))
     others = (
-        conditions.kept(found.conditions, kind) for kind in (LOGPROB_DIFF_HIGH, PROCESS_FROZEN, CLUSTER_UNREACHABLE)
+        conditions.kept(found.conditions, kind)
+        for kind in (LOGPROB_DIFF_HIGH, PROCESS_FROZEN, ADMISSION_WARNING, CLUSTER_UNREACHABLE)
     )
     aspects += tuple(one for one in others if one is not None)
     update = conditions.status_update(before, aspects, now=now, generation=generation)

@@ -131,6 +131,10 @@ class Observed:
     """The scheduler's status, or of one that has ended what its container left; None: not to be had now. `result` in it: how the run ended."""
     signals_unreachable: SignalsUnreachable | None = None
     """None: the last reading was good, or nobody can be asked."""
+    warnings: Sequence[str] | None = None
+    """Of the API server, about objects of the job that it takes all the same; None: it was not asked since the operator has started."""
+    older_stuck: str = ""
+    """An older job that cannot start either, by namespace and name. Looked for only once this one's deadline has come."""
     workloads: Mapping[str, Object] = field(default_factory=dict)
     """Kueue's Workloads of the job, by name."""
     kueue: bool = False

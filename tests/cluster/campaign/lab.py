@@ -1,11 +1,13 @@
 """One namespace of the test cluster, asked without blocking: what scenarios do to it, and a picture of all that is in it."""
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
+from cluster.operators import TRAINER_READY, pods_unsaid
 from streamrl import names
 
 JOB = "sums"
@@ -108,8 +110,11 @@ class Lab:
                 raise
 
     async def everything(self) -> Objects:
-        """All objects of the kinds that the operator has to do with."""
+        """All objects of the kinds that the operator has to do with. Trainers' new pods become ready with it: pools wait for them."""
         answers = await asyncio.gather(*(self.ask("GET", self.path(plural)) for plural in PATHS))
+        for name in pods_unsaid(dict(zip(PATHS, answers, strict=True))["pods"]["items"]):
+            with contextlib.suppress(AskedError):  # it is gone by now
+                await self.patch("pods", name, TRAINER_READY, part="status")
         return {
             (plural, each["metadata"]["name"]): each
             for plural, answer in zip(PATHS, answers, strict=True)

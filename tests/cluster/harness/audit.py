@@ -34,6 +34,7 @@ class Use:
     name: str = ""
     code: int = 0
     """HTTP status of the answer."""
+    is_dry_run: bool = False
     at: str = ""
     """RFC 3339, UTC, when it was received."""
 
@@ -64,6 +65,7 @@ def _use(event: dict[str, Any]) -> Use:
         namespace=target.get("namespace", ""),
         name=target.get("name", ""),
         code=event.get("responseStatus", {}).get("code", 0),
+        is_dry_run="dryRun=All" in event["requestURI"],
         at=event["requestReceivedTimestamp"],
     )
 

@@ -56,7 +56,7 @@ def test_every_mistake_is_one_line() -> None:
         "spec.seed: must be a whole number from 0 to 2147483647, got -1",
         "spec.pipeline.batchGroups: is required; give a whole number from 1 to 65536",
         "spec.pipeline.steps: must be a whole number from 1 to 10000000, got '3'; remove the quotes",
-        "spec.quantum: is not a known field; known: seed, model, task, algorithm, pipeline, scheduling, generators, trainer, weights, storage, trackers, commonMetadata, serviceAccount, failurePolicy, tracing, maxCost, suspend, managedBy, activeDeadlineSeconds, ttlSecondsAfterFinished",
+        "spec.quantum: is not a known field; known: seed, model, task, algorithm, pipeline, scheduling, generators, trainer, weights, storage, trackers, commonMetadata, serviceAccount, failurePolicy, tracing, maxCost, suspend, managedBy, gang, startDeadlineSeconds, activeDeadlineSeconds, ttlSecondsAfterFinished",
     ]
 
 

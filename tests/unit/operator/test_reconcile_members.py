@@ -132,8 +132,11 @@ async def test_a_pool_is_scaled_down_while_its_exposure_has_no_address(home: Hom
     await home.look()
     await home.look()
     before = stateful_set(home.member.told[-1])
-    assert before["spec"]["replicas"] == 3
+    assert before["spec"]["replicas"] == 0, "the trainer is not ready"
+    before["spec"]["replicas"] = 3
     home.member.there = {"StatefulSet": [before]}
+    await home.look()
+    assert stateful_set(home.member.told[-1])["spec"]["replicas"] == 3
     home.member.seen = replace(VIEW, exposure=BALANCER)
     home.edit(generators=[home.job["spec"]["generators"][0] | {"scaling": {"static": {"replicas": 1}}}])
     for _ in range(3):

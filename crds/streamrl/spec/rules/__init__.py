@@ -7,10 +7,12 @@ from streamrl.spec.rules.by_number import BY_NUMBER_RULES
 from streamrl.spec.rules.devices import DEVICE_RULES
 from streamrl.spec.rules.engines import ENGINE_RULES
 from streamrl.spec.rules.frozen_model import FROZEN_MODEL_RULES
+from streamrl.spec.rules.gang import GANG_RULES
 from streamrl.spec.rules.sherl import SHERL_RULES
 from streamrl.spec.rules.supervised import SUPERVISED_RULES
 
 JOB_RULES: tuple[FieldRule, ...] = (
+    *GANG_RULES,
     *AGENT_RULES,
     *DEVICE_RULES,
     *ENGINE_RULES,

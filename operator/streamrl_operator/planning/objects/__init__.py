@@ -1,6 +1,6 @@
 """Builds every Kubernetes object of a job but the Secrets with its certificates. Pure: the same input gives the same bytes."""
 
-from streamrl_operator.planning.objects import agents, generators, members, shared, trainer
+from streamrl_operator.planning.objects import agents, generators, members, pod_group, shared, trainer
 from streamrl_operator.planning.objects.generators import pool_replicas
 from streamrl_operator.planning.objects.shared import Built, JobPlan, with_spec_hash
 from streamrl_operator.planning.objects.workloads import workloads
@@ -34,7 +34,7 @@ def _trainer_services(plan: JobPlan) -> list[Built]:
 def _home_alone(plan: JobPlan, sets: list[Built]) -> list[Built]:
     """A member knows none of these kinds."""
     pools = [generators.generator_pool(plan, pool=pool) for pool in plan.job.spec.pools]
-    return [*pools, *workloads(plan, templates=_templates(plan, sets))]
+    return [*pod_group.pod_groups(plan), *pools, *workloads(plan, templates=_templates(plan, sets))]
 
 
 def pod_templates(plan: JobPlan) -> dict[str, Built]:

@@ -18,7 +18,7 @@ from streamrl_operator.planning.values import Observed
 
 Document = dict[str, Any]
 
-_UNREAD = without(RLJobSpec, (*ALWAYS, "trainer.pod", "serviceAccount"))
+_UNREAD = without(RLJobSpec, (*ALWAYS, "trainer.pod", "serviceAccount", "gang"))
 """No worker reads these, so their spellings may change with the operator."""
 _MOST_JOBS = 2048
 

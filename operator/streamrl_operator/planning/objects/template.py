@@ -7,6 +7,7 @@ from streamrl import names
 from streamrl.spec.containers import Resources
 from streamrl.spec.core_v1 import PodFields, PodSecurityContext
 from streamrl.spec.pod import Pod
+from streamrl_operator.planning.objects import pod_group
 from streamrl_operator.planning.objects.containers import Container, as_given, build, extra
 from streamrl_operator.planning.objects.job_file import canonical
 from streamrl_operator.planning.objects.shared import Built, JobPlan, annotated
@@ -75,7 +76,7 @@ def stateful_set(plan: JobPlan, name: str, *, replicas: int, template: Template,
         "updateStrategy": {"type": "OnDelete"} if on_delete or held else _ROLLING,
         "selector": {"matchLabels": selector},
         "template": {
-            "metadata": _metadata(template, labels=plan.labels(pool=template.pool) | selector, placement=placement),
+            "metadata": _metadata(plan, template, selector=selector, placement=placement),
             "spec": _pod_spec(plan, template, selector=selector, placement=placement) | (_GATED if held else {}),
         },
     }
@@ -117,6 +118,7 @@ def _pod_spec(plan: JobPlan, template: Template, *, selector: Mapping[str, str],
             for constraint in pod.topology_spread_constraints
         ],
         "resourceClaims": [as_given(claim) for claim in pod.resource_claims],
+        "schedulerName": pod.scheduler_name or pod_group.of_pods(plan)[2],
     }
     return {key: value for key, value in spec.items() if value not in (None, [], {})}  # False says something
 
@@ -155,11 +157,13 @@ def shared_memory() -> Built:
     return {"emptyDir": {"medium": "Memory"}}
 
 
-def _metadata(template: Template, *, labels: Mapping[str, str], placement: PodPlacement) -> Built:
+def _metadata(plan: JobPlan, template: Template, *, selector: Mapping[str, str], placement: PodPlacement) -> Built:
     ours = {DEFAULT_CONTAINER: template.main.name, **template.annotations}
+    labels, annotations, _ = pod_group.of_pods(plan)
+    own = {**plan.labels(pool=template.pool), **selector}
     return {
-        "labels": {**template.pod.labels, **placement.labels, **labels},
-        "annotations": {**template.pod.annotations, **placement.annotations, **ours},
+        "labels": {**template.pod.labels, **placement.labels, **labels, **own},
+        "annotations": {**template.pod.annotations, **placement.annotations, **annotations, **ours},
     }
 
 

@@ -13,7 +13,7 @@ from streamrl_operator.planning.life import decide
 from streamrl_operator.planning.objects import plan_objects
 from streamrl_operator.planning.objects.shared import JobPlan
 from streamrl_operator.planning.values import JobDecision, Observed, PlanningSettings
-from support.observed_jobs import JOB, all_ready, carried_out, job_document, observed, page, validated
+from support.observed_jobs import JOB, all_ready, carried_out, job_document, observed, page, trainer, validated
 
 OLD = PlanningSettings(namespace="s", trainer_image="trainer:1", generator_image="generator:1")
 NEW = PlanningSettings(namespace="s", trainer_image="trainer:2", generator_image="generator:2")
@@ -47,9 +47,8 @@ def reconciled(look: Observed, settings: PlanningSettings) -> tuple[Observed, di
 
 
 def job(**changes: Any) -> Observed:
-    """At its first visit."""
-    document = job_document(**changes)
-    return observed(document)
+    """At the first visit with a trainer that is ready, for which the generators have waited."""
+    return observed(job_document(**changes), pods=[trainer()])
 
 
 def suspended(look: Observed, value: bool) -> Observed:

@@ -53,9 +53,9 @@ def suspended() -> Observed:
 # ---- starting
 
 
-def test_at_the_first_visit_all_is_wanted_and_every_condition_is_set() -> None:
+def test_at_the_first_visit_the_trainer_is_wanted_and_every_condition_is_set() -> None:
     decision = reported(observed())
-    assert (decision.wanted.trainers, decision.wanted.generators) == (1, {"sim": 2})
+    assert (decision.wanted.trainers, decision.wanted.generators) == (1, {"sim": 0})
     assert decision.wanted.requested == {"sim": 2}
     assert conditions(decision) == {
         "Ready": ("False", "TrainerPending"),
@@ -247,7 +247,7 @@ def test_the_page_of_a_real_scheduler_is_understood(tmp_path: Path) -> None:
 
 
 def test_a_pool_that_scales_itself_is_looked_at_often() -> None:
-    decision = reported(observed(spec={"scaling": {"auto": {"maxReplicas": 4}}}))
+    decision = reported(observed(spec={"scaling": {"auto": {"maxReplicas": 4}}}, pods=[trainer()]))
     assert decision.requeue_after_s == AUTO_RECONCILE_S
 
 
@@ -280,7 +280,7 @@ def test_suspend_waits_for_the_pods_and_keeps_what_is_asked() -> None:
 def test_resume_starts_the_clock_again() -> None:
     look = edited(suspended(), suspend=False)
     decision = reported(look)
-    assert (decision.wanted.trainers, decision.wanted.generators) == (1, {"sim": 2})
+    assert (decision.wanted.trainers, decision.wanted.generators) == (1, {"sim": 0})
     assert reasons(decision) == ["Resumed"]
     assert decision.status["startTime"] == look.now.strftime("%Y-%m-%dT%H:%M:%SZ")
     assert conditions(decision)["Suspended"] == ("False", "NotSuspended")

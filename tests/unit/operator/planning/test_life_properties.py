@@ -109,7 +109,7 @@ def check(look: Observed, decision: JobDecision) -> None:
         (pool,) = look.job.spec.generators
         least, most = bounds(pool.scaling)
         desired = decision.wanted.generators["sim"]
-        assert desired == 0 if not decision.wanted.trainers else least <= desired <= most
+        assert desired == 0 or (decision.wanted.trainers and least <= desired <= most)
         assert decision.pool_statuses["sim"]["desiredReplicas"] == desired
 
 

@@ -110,6 +110,15 @@ def test_auto_goes_on_from_the_object_after_a_restart_of_the_operator() -> None:
     assert (first.state.wanted, first.desired) == (3, 3)
 
 
+def test_auto_goes_on_from_what_somebody_sets_through_scale() -> None:
+    for count, within in ((4, 4), (9, 4)):
+        reported = plan(look(AUTO, taken(count, "auto"), scaling={"sim": ScalingState(wanted=2)}))
+        assert reported.desired == reported.requested == within
+        assert reported.status.scaling_history[-1].reason.startswith(f"set to {count} through /scale")
+        assert reported.state is not None
+        assert plan(look(AUTO, held(within, "auto"), scaling={"sim": reported.state})).desired == within
+
+
 def test_auto_grows_when_the_queue_and_the_pace_ask_for_it() -> None:
     found, seen_desired, state, reason = held(2, "auto"), [], {}, None
     for second in range(0, 100, 5):
