@@ -235,7 +235,7 @@ async def test_the_end_of_a_job_with_a_refused_pool_is_final_and_leaves_no_pods(
     for _ in range(3):
         reconciled = await refused.look()
         assert refused.condition("Succeeded") == ("True", "Completed")
-        assert refused.condition("Ready") == ("False", "Completed")
+        assert refused.condition("Ready") == ("True", "Completed")
         assert set(refused.sizes().values()) == {0}
     assert reconciled == ReconcileResult()  # nothing more is tried
     await rests(refused)
@@ -364,7 +364,8 @@ async def test_no_pod_at_all_without_what_the_job_needs(world: World, needed: st
     for _ in range(2):
         assert await world.look() == ReconcileResult(again_s=SETTINGS.resync_s, refused="Refused")
     assert world.sizes() == {}
-    assert [each["type"] for each in world.status["conditions"]] == ["Ready", "Suspended", "Succeeded", "Failed"]
+    found = [each["type"] for each in world.status["conditions"]]
+    assert found == ["Ready", "Suspended", "Succeeded", "Failed", "Reconciling", "Stalled"]
     assert (world.condition("Ready"), "startTime" in world.status) == (("False", "Refused"), False)  # no clock runs yet
     assert world.warnings() == ["Refused"]
     world.server.refuse = lambda *_: None
