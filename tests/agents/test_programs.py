@@ -28,8 +28,15 @@ def heard(*results: str) -> str:
     return f"\n{said}<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("answer", ["7", "8"])
-@pytest.mark.parametrize("program", ["apples.py", *PROGRAMS])
+@pytest.mark.parametrize(
+    ("program", "answer"),
+    [
+        ("apples.py", "7"),
+        ("apples.py", "8"),
+        *((program, "7") for program in PROGRAMS),
+        *(pytest.param(program, "8", marks=pytest.mark.soak) for program in PROGRAMS),
+    ],
+)
 async def test_plays_an_item_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, answer: str
 ) -> None:

@@ -63,7 +63,7 @@ def test_a_command_is_run_or_has_a_reason(page: Page, line: int, words: list[str
 def _in_ci(words: list[str]) -> bool:
     """Whether a step of CI begins so; some are run beside others, or in another folder."""
     steps = re.sub(r"make -C \S+ ", "make ", (ROOT / ".ci/run").read_text(encoding="utf-8"))
-    return re.search(rf"^(?:step )?{re.escape(' '.join(words[:2]))}(?:\s|$)", steps, re.MULTILINE) is not None
+    return re.search(rf"^\s*(?:step )?{re.escape(' '.join(words[:2]))}(?:\s|$)", steps, re.MULTILINE) is not None
 
 
 def _parse(words: list[str], *, where: str) -> None:

@@ -9,6 +9,7 @@ from support.agent_exactness import check_conversations, check_edits
 VLLM = {"vllm": {"maxConcurrency": 64, "kvCacheBytes": "64Mi"}}
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1200)
 def test_what_is_trained_is_what_was_sampled(tmp_path: Path) -> None:
     check_conversations(tmp_path, engine=VLLM)

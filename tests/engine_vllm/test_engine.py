@@ -25,7 +25,7 @@ BYTES_PER_TOKEN = 2 * 2 * 32 * 4
 """Keys and values of two layers, one head of 32 float32 each."""
 
 
-@pytest.fixture(scope="module", params=["qwen2", "qwen3", "llama"])
+@pytest.fixture(scope="module", params=[pytest.param("qwen2", marks=pytest.mark.soak), "qwen3", "llama"])
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 

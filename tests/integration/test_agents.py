@@ -107,10 +107,10 @@ TWO = {"scaling": {"static": {"replicas": 2}}}
 @pytest.mark.parametrize(
     ("program", "options", "links"),
     [
-        (FAIR + ONE, {}, []),
-        (FAIR + MANY, {"sessionsPerProgram": 24}, []),
+        pytest.param(FAIR + ONE, {}, [], marks=pytest.mark.soak),
+        pytest.param(FAIR + MANY, {"sessionsPerProgram": 24}, [], marks=pytest.mark.soak),
         (BRANCHING + MANY, {"sessionsPerProgram": 24}, []),
-        (FAIR + ONE, {"pool": TWO, "sessions": 8}, [*AGENT_LINKS]),
+        (FAIR + MANY, {"pool": TWO, "sessions": 8, "sessionsPerProgram": 8}, [*AGENT_LINKS]),
     ],
     ids=["one", "many", "branching", "apart"],
 )

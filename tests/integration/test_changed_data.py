@@ -44,7 +44,7 @@ def stopped(tmp_path: Path) -> LocalRun:
     return run
 
 
-def test_a_run_is_not_resumed_on_other_data_until_it_is_back(stopped: LocalRun, tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_on_other_data_until_the_flag_allows_it(stopped: LocalRun, tmp_path: Path) -> None:
     before = journal(stopped.folder)
     put_a_line_first(tmp_path / "prompts.jsonl")
     stopped.resume()
@@ -53,14 +53,6 @@ def test_a_run_is_not_resumed_on_other_data_until_it_is_back(stopped: LocalRun, 
     assert "; now: 181 rows to train on, 20 held out, sha256 " in stopped.said()
     assert "allow other data: --allow-changed-data beside --resume" in stopped.said()
     assert journal(stopped.folder) == before
-    write_prompts(tmp_path / "prompts.jsonl")
-    stopped.resume()
-    assert stopped.wait_end() == 0, stopped.logs()
-    assert "spec.task.dataset: 180 rows to train on, 20 held out, sha256 " in stopped.assert_exact()
-
-
-def test_a_run_goes_on_with_other_data_where_the_flag_allows_it(stopped: LocalRun, tmp_path: Path) -> None:
-    put_a_line_first(tmp_path / "prompts.jsonl")
     stopped.resume("--allow-changed-data")
     assert stopped.wait_end() == 0, stopped.logs()
     assert f"goes on with other data, as is allowed: {CHANGED}" in stopped.logs()

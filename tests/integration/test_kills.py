@@ -39,7 +39,10 @@ def assert_parts_make_the_wall(run: LocalRun) -> None:
         assert sum(line["parts"].values()) == pytest.approx(line["wall_s"], rel=0.01, abs=1e-3), line
 
 
-@pytest.mark.parametrize(("seed", "staleness"), [(1, 0), (2, 1), (3, 1), (4, 2), (5, 4)])
+@pytest.mark.parametrize(
+    ("seed", "staleness"),
+    [(1, 0), (4, 2), *(pytest.param(*other, marks=pytest.mark.soak) for other in ((2, 1), (3, 1), (5, 4)))],
+)
 def test_killed_at_random_the_run_ends_and_the_journal_is_exact(*, seed: int, staleness: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
     run, hold = start(tmp_path, staleness=staleness, held_at=HELD_AT)
@@ -62,9 +65,10 @@ def test_killed_at_random_the_run_ends_and_the_journal_is_exact(*, seed: int, st
     assert_parts_make_the_wall(run)
 
 
-def test_interrupted_and_resumed_ten_times_nothing_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [4, pytest.param(10, marks=pytest.mark.soak)])
+def test_interrupted_and_resumed_many_times_nothing_is_lost(times: int, tmp_path: Path) -> None:
     rng = random.Random(7)
-    moments = sorted(rng.sample(range(38), 10))
+    moments = sorted(rng.sample(range(38), times))
     run, hold = start(tmp_path, staleness=1, held_at=moments[0], steps=40, step_s=0.02)
     for moment, following in zip(moments, [*moments[1:], 40], strict=True):
         run.wait_steps(moment)

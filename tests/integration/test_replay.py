@@ -17,9 +17,8 @@ def test_runs_with_kills_at_random_moments_are_replayed(seed: int, tmp_path: Pat
     _assert_replayed(run_with_kills(small_batches(), tmp_path, seed=seed, kills=1 + seed % 5))
 
 
-@pytest.mark.parametrize(("seed", "kills"), [(1, 0), (2, 3)])
-def test_a_run_is_replayed_bit_for_bit(seed: int, kills: int, tmp_path: Path) -> None:
-    run = run_with_kills(small_batches(), tmp_path, seed=seed, kills=kills)
+def test_a_run_is_replayed_bit_for_bit(tmp_path: Path) -> None:
+    run = run_with_kills(small_batches(), tmp_path, seed=2, kills=2)
     history = read_history(run.folder)
     assert any(step.micro_steps for step in history.steps), "no step was trained in parts"
     _assert_replayed(run)

@@ -31,13 +31,22 @@ def job(*, steps: int, **checkpoints: Any) -> dict[str, Any]:
     return document
 
 
-@pytest.fixture
-def ended(tmp_path: Path) -> LocalRun:
-    """A run that has ended."""
-    write_prompts(tmp_path / "prompts.jsonl")
-    run = LocalRun.start(job(steps=OLD_STEPS), folder=tmp_path / "old", base_dir=tmp_path)
+@pytest.fixture(scope="module")
+def once_ended(tmp_path_factory: pytest.TempPathFactory) -> LocalRun:
+    """A run that has ended, of which each test has a copy."""
+    base = tmp_path_factory.mktemp("ended")
+    write_prompts(base / "prompts.jsonl")
+    run = LocalRun.start(job(steps=OLD_STEPS), folder=base / "old", base_dir=base)
     assert run.wait_end() == 0, run.logs()
     return run
+
+
+@pytest.fixture
+def ended(once_ended: LocalRun, tmp_path: Path) -> LocalRun:
+    """A run that has ended."""
+    write_prompts(tmp_path / "prompts.jsonl")
+    folder = shutil.copytree(once_ended.folder, tmp_path / "old", symlinks=True)
+    return LocalRun(folder, once_ended.process)
 
 
 def test_a_local_run_goes_on_from_another_one(ended: LocalRun, tmp_path: Path) -> None:

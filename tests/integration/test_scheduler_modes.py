@@ -63,7 +63,9 @@ def part_s(run: LocalRun, part: str, *, process: str) -> float:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("mode", "staleness", "seed"), [("Colocated", 0, 1), ("Batch", 0, 2), ("Batch", 1, 3)], ids=str
+    ("mode", "staleness", "seed"),
+    [("Colocated", 0, 1), pytest.param("Batch", 0, 2, marks=pytest.mark.soak), ("Batch", 1, 3)],
+    ids=str,
 )
 def test_whole_batches_survive_kills(mode: str, staleness: int, seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
@@ -93,7 +95,7 @@ def test_colocated_waits_are_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("correct_percent", [0, 50], ids=["all equal", "mixed"])
+@pytest.mark.parametrize("correct_percent", [pytest.param(0, marks=pytest.mark.soak), 50], ids=["all equal", "mixed"])
 def test_dynamic_sampling_draws_again_and_ends(correct_percent: int, tmp_path: Path) -> None:
     job = mode_job("StreamAsync", steps=12, staleness=1, step_s=0.02, correctPercent=correct_percent)
     job["spec"]["algorithm"] = {"dapo": {"dynamicSampling": {"maxDrawsPerStep": 3}}}

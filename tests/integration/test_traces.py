@@ -41,10 +41,17 @@ def roots(collector: Collector, name: str) -> list[tuple[Received, list[Received
     return [(root, spans) for root, spans in found if root.name == name]
 
 
-def test_a_group_is_one_tree_through_all_processes(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Collector, int]:
+    """All that a run has sent, and when it was begun."""
     begun_ns = time.time_ns()
     with collecting() as collector:
-        ended(started(tmp_path, traced_job(collector.endpoint)))
+        ended(started(tmp_path_factory.mktemp("whole"), traced_job(collector.endpoint)))
+    return collector, begun_ns
+
+
+def test_a_group_is_one_tree_through_all_processes(whole: tuple[Collector, int]) -> None:
+    collector, begun_ns = whole
     trained = [one for one in roots(collector, "group") if one[0].attributes["streamrl.outcome"] == "trained"]
     assert Counter(root.attributes["streamrl.step"] for root, _ in trained) == dict.fromkeys(range(STEPS), BATCH)
     versions = {root.trace: root for root, _ in roots(collector, "weights")}
@@ -91,9 +98,8 @@ def assert_policies(spans: list[Received], versions: dict[str, Received]) -> Non
             assert version.begin_ns <= policy.begin_ns
 
 
-def test_a_weight_version_is_published_then_pulled_and_loaded_by_each_generator(tmp_path: Path) -> None:
-    with collecting() as collector:
-        ended(started(tmp_path, traced_job(collector.endpoint)))
+def test_a_weight_version_is_published_then_pulled_and_loaded_by_each_generator(whole: tuple[Collector, int]) -> None:
+    collector, _ = whole
     versions = roots(collector, "weights")
     assert {root.attributes["streamrl.weights.version"] for root, _ in versions} == set(range(STEPS + 1))
     loads = Counter()

@@ -13,7 +13,7 @@ from typing import Any
 
 from streamrl_workers.metrics.jsonl import read_jsonl
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 """A busy machine may be slow; a hang must still be a failure that says what it waited for."""
 COMMAND_S = 300.0
 """Of a whole command, which may import torch: a quarter of a minute of processor time, on a machine that builds something else."""

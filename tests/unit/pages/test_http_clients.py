@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -266,6 +267,10 @@ async def _exchange(name: str, ask: Ask, case: Case, *, errors: tuple[type[Excep
     assert not is_named or case.address in text, f"{name}: {text}"
 
 
+def _give(answer: Answer, elsewhere: str, _: str, writer: asyncio.StreamWriter) -> object:
+    return answer(writer, elsewhere)
+
+
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_it_ends_in_time_within_its_memory_and_goes_nowhere_else(
     client: str, authority: Authority, tmp_path: Path
@@ -275,15 +280,14 @@ async def test_it_ends_in_time_within_its_memory_and_goes_nowhere_else(
     hostile.packed_twice(2**28)
     async with AsyncExitStack() as servers:
         elsewhere, asked = await servers.enter_async_context(_elsewhere(tls))
+        cases: dict[str, Case] = {}
+        for name, answer in ANSWERS.items():  # all before the first exchange: its failure would cancel a start half-way
+            give = partial(_give, answer, elsewhere)
+            server = await servers.enter_async_context(hostile.serve(give, tls=tls))
+            cases[name] = Case(server=server, authority=authority)
         with _growth_mib() as grown:
             async with asyncio.TaskGroup() as exchanges:
-                for name, answer in ANSWERS.items():
-
-                    def give(_: str, writer: asyncio.StreamWriter, answer: Answer = answer) -> object:
-                        return answer(writer, elsewhere)
-
-                    server = await servers.enter_async_context(hostile.serve(give, tls=tls))
-                    case = Case(server=server, authority=authority)
+                for name, case in cases.items():
                     exchange = _exchange(name, ask, case, errors=errors, is_named=is_named)
                     exchanges.create_task(exchange, name=name)
     assert asked == []
