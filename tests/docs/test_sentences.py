@@ -8,7 +8,7 @@ MEDIAN_WORDS, NINTH_WORDS = 18, 30
 """The most words of a page's median sentence, and of the one that nine in ten do not exceed."""
 NOT_YET: dict[str, tuple[int, int]] = {}
 """Pages with longer ones, and how long they are now. Figures only shrink; a page that is within the bounds leaves the list."""
-MOST_WORDS = 30_150
+MOST_WORDS = 30_000
 """Of README and docs together, without decisions and reference. It grows with features alone. A word has a letter or a digit: lines of tables have none."""
 
 
