@@ -71,6 +71,7 @@ SUSPENDED_CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "trainer-cost": ({"trainer": {"costPerHour": "9"}}, "trainer.costPerHour"),
     "trainer-tokens": ({"trainer": {"microBatchTokens": 64}}, "trainer.microBatchTokens"),
     "trainer-checkpointing": ({"trainer": {"activationCheckpointing": True}}, "trainer.activationCheckpointing"),
+    "gang": ({"gang": {}}, "gang"),
     "changed-data": ({"task": SPEC["task"] | {"allowChangedData": True}}, "task.allowChangedData"),
     "steps": ({"pipeline": SPEC["pipeline"] | {"steps": 11}}, "pipeline.steps"),
     "keep-last": ({"storage": {"checkpoints": {"keepLast": 9}}}, "storage.checkpoints.keepLast"),

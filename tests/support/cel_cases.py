@@ -52,7 +52,7 @@ CASES: dict[str, bool] = {
     "7 % 4 == 3": True,
     "2 * self.n % 4 == 2": True,
     "self.labels['x/y'] == '1'": True,
-    "quantity(string(self.n)).compareTo(quantity('2500m')) == 1": True,
+    "int(self.labels['x/y']) == 1": True,
     "has(self.absent)": False,
     "!has(self.absent) || self.absent == 1": True,
     "has(self.part) && has(self.part.n)": True,

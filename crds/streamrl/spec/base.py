@@ -297,7 +297,14 @@ def _amount(quantity: str) -> Fraction:
     return Fraction(digits) * _UNITS[quantity[len(digits) :]]
 
 
-CEL_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"quantity": _amount, "string": str}
+def _whole(amount: str) -> int:
+    """Number that an amount is, as CEL's `int`. An API server cannot bound what `string(amount)` costs."""
+    if not amount.isdecimal():
+        raise ValueError(f"an amount that is counted must be a whole number without a unit, got {amount}")
+    return int(amount)
+
+
+CEL_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"quantity": _amount, "int": _whole}
 """Functions of CEL that rules call by their names."""
 
 

@@ -27,11 +27,11 @@ def enough_gpus(*, field: str, why: str, others: str, number: str, got: str) -> 
         got: what is got, as in `FieldRule`.
     """
     limits = "self.pod.resources.limits"
-    given = f"quantity(string({limits}['{GPU}']))"
+    given = f"int({limits}['{GPU}'])"
     return FieldRule(
         f"{field} must be at most {GPU} of pod.resources.limits: {why}",
         f"{others} || !has(self.pod) || (has(self.pod.resourceClaims) && self.pod.resourceClaims.size() > 0) || "
         f"!has(self.pod.resources) || !has({limits}) || !('{GPU}' in {limits}) || "
-        f"{given}.compareTo(quantity('0')) == 0 || {given}.compareTo(quantity(string({number}))) >= 0",
+        f"{given} == 0 || {given} >= {number}",
         got,
     )

@@ -1,6 +1,7 @@
 """What crosses between ranks: values and errors as bytes."""
 
 import math
+import struct
 from array import array
 from typing import Any
 
@@ -21,6 +22,10 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )
+
+
+def _message(text: bytes, *, arrays: bytes = b"") -> bytes:
+    return struct.pack("!Q", len(text)) + text + arrays
 
 
 def _alike(one: Any, other: Any) -> bool:
@@ -68,9 +73,13 @@ def test_another_kind_of_value_is_refused_before_it_is_sent(value: Any) -> None:
         b"",
         b"\xff\xff",
         b'"text"x',
-        b'{"__kind__":"no"}',
-        b'{"__kind__":"array","typecode":"f","data":"AAA"}',
-        b'{"__kind__":"Update","steps":1}',
+        _message(b'"text"x'),
+        _message(b'{"__kind__":"no"}'),
+        _message(b'{"__kind__":"Update","steps":1}'),
+        _message(b'{"__kind__":"array","typecode":"f","begin":0,"end":3}', arrays=bytes(8)),
+        _message(b'{"__kind__":"array","typecode":"f","begin":0,"end":12}', arrays=bytes(8)),
+        _message(b'{"__kind__":"array","typecode":"f","begin":-4,"end":8}', arrays=bytes(8)),
+        _message(b'{"__kind__":"array","typecode":"f","begin":0,"end":null}', arrays=bytes(8)),
     ],
 )
 def test_bytes_of_a_stranger_are_an_error_not_an_object(data: bytes) -> None:

@@ -265,8 +265,10 @@ def decode(data: bytes) -> Payload:
                 return found
             if kind != "array":
                 return CLASSES[kind](**found)
-            one = array(found["typecode"])
-            one.frombytes(arrays[found["begin"] : found["end"]])
+            one, begin, end = array(found["typecode"]), found["begin"], found["end"]
+            if not 0 <= begin <= end <= len(arrays):
+                raise ValueError(f"of {len(arrays)} bytes of arrays {begin} to {end} were named")
+            one.frombytes(arrays[begin:end])
             return one
 
         return json.loads(text, object_hook=restored)
