@@ -39,17 +39,22 @@ def _own(job: Any) -> str:  # noqa: ANN401 - an RLJob, whose module has this rul
     return next((f"{each} in the pod of {of}" for each, of in found if each in own or each.startswith(leaves)), "")
 
 
-def _apart(pod: str) -> str:
-    """Write in CEL that no typed piece of the pod names `own`: an API server does not see into the others."""
+def _apart(pod: str, *, is_sparse: bool = False) -> str:
+    """Write in CEL that no typed piece of the pod names `own`: an API server does not see into the others.
+
+    `is_sparse`: it has no defaults (`tools/gen_crd.py`).
+    """
     places = {
         "volumes.filter(e, has(e.secret))": "secret.secretName",
         "volumes.filter(e, has(e.persistentVolumeClaim))": "persistentVolumeClaim.claimName",
         "env.filter(e, has(e.valueFrom) && has(e.valueFrom.secretKeyRef))": "valueFrom.secretKeyRef.name",
         "envFrom.filter(e, has(e.secretRef))": "secretRef.name",
     }
-    fields = {items: f"{pod}.{items.partition('.')[0]}" for items in places}
-    parts = (f"(!has({fields[items]}) || !{pod}.{items}.exists(e, e.{name} == own))" for items, name in places.items())
-    return f"(!has({pod}) || {' && '.join(parts)})"
+    parts = [f"!{pod}.{items}.exists(e, e.{name} == own)" for items, name in places.items()]
+    if not is_sparse:
+        return " && ".join(parts)
+    guarded = (f"(!has({pod}.{items.partition('.')[0]}) || {part})" for items, part in zip(places, parts, strict=True))
+    return f"(!has({pod}) || {' && '.join(guarded)})"
 
 
 _ROLES = ("scheduler", "trainer", "generator", names.AGENTS)
@@ -71,6 +76,6 @@ OWN_OBJECTS_RULE = _OwnObjectsRule(
     "pods must not name the job's own Secrets and journal (<job>-ca, <job>-tls-..., <job>-journal): "
     "they are for StreamRL's containers; use others",
     f"{_OWN}.map(s, self.metadata.name + s).all(own, {_apart('self.spec.trainer.pod')} && "
-    f"self.spec.generators.all(g, {_apart('g.pod')}) && "
+    f"self.spec.generators.all(g, {_apart('g.pod', is_sparse=True)}) && "
     f"(!has(self.spec.task.agent) || !has({_AGENTS}) || {_apart(f'{_AGENTS}.pod')}))",
 )

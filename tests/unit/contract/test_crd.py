@@ -163,10 +163,10 @@ def test_status_is_a_subresource_and_shown() -> None:
 
 
 def test_it_stays_small() -> None:
-    """Four fifths of what `kubectl apply` can keep, which is far less than what an API server can. A pod's fields are 26 KB, three times."""
+    """Five sixths of what `kubectl apply` can keep, which is far less than what an API server can. A pod's fields are 26 KB, three times."""
     for path in (ROOT / "crds").glob("*.yaml"):
         whole = YAML(typ="safe", pure=True).load(path)
-        assert len(json.dumps(whole, separators=(",", ":")).encode()) < LONGEST_ANNOTATION_BYTES * 4 // 5, path
+        assert len(json.dumps(whole, separators=(",", ":")).encode()) < LONGEST_ANNOTATION_BYTES * 5 // 6, path
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.name)
@@ -222,7 +222,7 @@ def test_bad_files_fail_by_the_schema_or_by_a_rule(path: Path) -> None:
         assert not by_schema
     elif specs and not by_schema:
         assert any(rule["message"] in raw for _, rule in RULES) or re.search(
-            r": (apiVersion|metadata\.name|\(document\)|must be UTF-8)", raw
+            r": (apiVersion|metadata\.name|\(document\)|must be UTF-8|an amount that is counted)", raw
         )
 
 

@@ -267,7 +267,7 @@ def decode(data: bytes) -> Payload:
                 return CLASSES[kind](**found)
             one, begin, end = array(found["typecode"]), found["begin"], found["end"]
             if not 0 <= begin <= end <= len(arrays):
-                raise ValueError(f"of {len(arrays)} bytes of arrays {begin} to {end} were named")
+                raise ValueError(f"of {len(arrays)} bytes of arrays {begin} to {end} were named")  # noqa: TRY301 - within the hook of json
             one.frombytes(arrays[begin:end])
             return one
 
