@@ -205,6 +205,20 @@ async def test_a_pod_group_is_made_and_named_by_all_pods(world: World, pod_group
         assert (template["spec"]["schedulerName"], template["metadata"][where][key]) == (scheduler, JOB)
 
 
+async def test_a_pod_group_that_somebody_deletes_is_there_at_the_next_start(world: World) -> None:
+    made = POD_GROUPS["Volcano"].path(LAB, JOB)
+    document = job(gang={"podGroup": "Volcano"})
+    world.put(document)
+    await world.look()
+    for is_suspended in (True, False):
+        stored = world.server.objects[RLJOB.path(LAB, JOB)]
+        world.put({**stored, "spec": {**stored["spec"], "suspend": is_suspended}})
+        world.server.objects.pop(made, None)
+        await world.look()
+    assert made in world.server.objects
+    assert world.sizes() == {"trainer": 1, "sim": 2}
+
+
 @pytest.mark.parametrize("answer", [404, 403], ids=["no such kind", "no right to it"])
 async def test_a_cluster_without_pod_groups_is_named(world: World, answer: int) -> None:
     world.server.refuse = lambda _, path, __: (answer, "no") if "/podgroups/" in path else None
