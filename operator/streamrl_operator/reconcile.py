@@ -14,7 +14,7 @@ condition Ready says so until it is had.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -111,13 +111,13 @@ class Reconciler:
             await self.say(key, events.refusal_condition([error]))
             raise
 
-    async def say(self, key: Key, reported: Aspect) -> None:
-        """Tell what is in the way where people look, and nothing else."""
+    async def say(self, key: Key, reported: Aspect, *, conditions: Sequence[Object] | None = None) -> None:
+        """Tell what is in the way where people look, and nothing else. `conditions`: all others as they are now; None: they stay."""
         raw = self._ours(key)
         if raw is None:
             return
         await self._warn(raw, reported)
-        stored = raw.get("status") or {}
+        stored = (raw.get("status") or {}) | ({} if conditions is None else {"conditions": conditions})
         status = termination.with_blocked_condition(raw, reported, status=stored, now=self.clock.now())
         self.metrics.job(key, status, clusters=members.clusters_by_pool(raw))
         await apply.write_status(self.cluster, raw, status)
@@ -217,7 +217,7 @@ class Reconciler:
             refused = await apply.stop(self.cluster, owner=apply.ownership_of(observed.raw))
         if refused and not self._has_begun(observed, decision):
             held_up = events.refusal_condition(refused)
-            await self.say(observed.key, held_up)
+            await self.say(observed.key, held_up, conditions=decision.status["conditions"])
             return ReconcileResult(again_s=self._times_s()[0], refused=held_up.reason)
         # A pod that should go is told of after it went: a failure that is counted is never acted on again.
         await apply.delete_pods(

@@ -148,6 +148,8 @@ class CachedCluster:
         Raises:
             NameTakenError: it belongs to somebody else.
         """
+        if not self.has(of(obj)):  # nothing tells when it goes
+            return None
         found = self.known(of(obj), obj["metadata"]["namespace"], obj["metadata"]["name"])
         return None if found is None else _own(found, obj, owner_uid=owner_uid)
 

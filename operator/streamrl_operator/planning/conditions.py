@@ -25,6 +25,8 @@ ADMISSION_WARNING = "AdmissionWarning"
 CLUSTER_UNREACHABLE = "ClusterUnreachable"
 """A condition, and its reason."""
 SPEC_WARNINGS = "SpecWarnings"
+WARNINGS = (LOGPROB_DIFF_HIGH, PROCESS_FROZEN, COST_ABOVE_MAX, SPEC_WARNINGS, ADMISSION_WARNING, CLUSTER_UNREACHABLE)
+"""What is said beside the state of a job, in this order."""
 CONDITIONS = {
     READY: "The trainer and at least one generator (where the job has pools) are ready, and the scheduler's status can be read; or all steps are done. Otherwise the reason says what is awaited.",
     SUSPENDED: "`suspend` is set, `maxCost` is reached or the queue does not admit the job, and no pod is left.",
@@ -111,7 +113,7 @@ REASONS = {
     "WithinBound": "The train-infer log-prob difference is within `trainer.trainInferLogprobDiff`.",
 }
 """Reason of a condition or an event -> what it says. A container's or a scheduler's own reason is given as Kubernetes words it."""
-_STALLED_REASONS = ("ClusterNotAllowed", "InvalidDefaults", "InvalidSpec", "NameTaken")
+_STALLED_REASONS = ("ClusterNotAllowed", "DataChanged", "InvalidDefaults", "InvalidSpec", "NameTaken")
 """Reasons of Ready that only a person clears."""
 LONGEST_MESSAGE = 1024
 """Characters, of a condition and of an event; an API server takes no more in an event, and people read less."""

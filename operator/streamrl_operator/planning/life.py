@@ -340,12 +340,10 @@ def _let_go(view: _JobView, status: RLJobStatus, *, why: str = "", reported: Seq
     end = termination.end_by_deadline(status, deadline_s=deadline_s, now=observed.now)
     if end is not None:
         return _terminated(view, end, status=status)
-    begun: StartStatus | None
-    was = conditions.kept(before.conditions, READY)
-    if why or was is None or was.reason != start.RELEASED:
-        begun, ready = start.released(observed, why=why or "pods could not start")
-    else:
-        begun, ready = before.start, was
+    begun = start.released(observed) if why or before.start is None else before.start
+    ready = conditions.kept(before.conditions, READY)
+    if why or ready is None or ready.reason != start.RELEASED:  # something else was in the way meanwhile
+        ready = start.not_ready(begun, observed=observed, why=why or "a pod could not start")
     plans = replicas.plan(observed, before=before, halted="the job could not start")
     seen = failures.mark_as_seen(before, all_pods=view.all_pods)
     status = status.model_copy(update={"start": begun, "seen_failures": seen, "holds": (), "queue": None})

@@ -60,14 +60,19 @@ def seconds_to_release(start: StartStatus, *, observed: Observed) -> float | Non
     return max(patience * observed.job.spec.start_deadline_seconds - waited_s, 0.0)
 
 
-def released(observed: Observed, *, why: str) -> tuple[StartStatus, Aspect]:
-    """Return the status of a job that lets go now, and its condition Ready."""
+def released(observed: Observed) -> StartStatus:
+    """Return the status of a job that lets go now."""
     assert observed.job is not None, "asked only of a valid job"
-    seconds = observed.job.spec.start_deadline_seconds
-    until = stamp(observed.now + timedelta(seconds=seconds))
+    return StartStatus(released_until=stamp(observed.now + timedelta(seconds=observed.job.spec.start_deadline_seconds)))
+
+
+def not_ready(start: StartStatus, *, observed: Observed, why: str) -> Aspect:
+    """Return the condition Ready of a job that has let go."""
+    assert observed.job is not None, "asked only of a valid job"
+    within = f"it could not start within startDeadlineSeconds {observed.job.spec.start_deadline_seconds}"
     older = f"; job {observed.older_stuck} is older and waits too" if observed.older_stuck else ""
-    message = f"it could not start within startDeadlineSeconds {seconds}, so it has no pods until {until}: {why}{older}"
-    return StartStatus(released_until=until), Aspect(type=READY, holds=False, reason=RELEASED, message=message)
+    message = f"{within}, so it has no pods until {start.released_until}: {why}{older}"
+    return Aspect(type=READY, holds=False, reason=RELEASED, message=message)
 
 
 def seconds_released(start: StartStatus | None, *, observed: Observed) -> float | None:

@@ -13,11 +13,7 @@ from streamrl.spec.training import FailurePolicy
 from streamrl.status import RLJobStatus
 from streamrl_operator.planning import conditions, job_status
 from streamrl_operator.planning.conditions import (
-    ADMISSION_WARNING,
-    CLUSTER_UNREACHABLE,
     FAILED,
-    LOGPROB_DIFF_HIGH,
-    PROCESS_FROZEN,
     READY,
     SUCCEEDED,
     SUSPENDED,
@@ -106,6 +102,7 @@ def with_end(
             "step": before.step if step is None else step,
             "reward": before.reward if reward is None else reward,
             "checkpoint_path": job_status.checkpoint_path(store, result.get("checkpoint")) or before.checkpoint_path,
+            "start": None,
             "queue": None,
             "tokens_per_second": None,
             "holds": (),
@@ -164,10 +161,7 @@ def with_blocked_condition(raw: Object, blocked: Aspect, *, status: Object, now:
         return status
     before, generation = job_status.read_job_status(raw).conditions, raw["metadata"].get("generation")
     aspects = conditions.of_job(blocked, suspended=conditions.kept(found.conditions, SUSPENDED))
-    others = (
-        conditions.kept(found.conditions, kind)
-        for kind in (LOGPROB_DIFF_HIGH, PROCESS_FROZEN, ADMISSION_WARNING, CLUSTER_UNREACHABLE)
-    )
+    others = (conditions.kept(found.conditions, kind) for kind in conditions.WARNINGS)
     aspects += tuple(one for one in others if one is not None)
     update = conditions.status_update(before, aspects, now=now, generation=generation)
     update |= {"observed_generation": generation}

@@ -13,7 +13,9 @@ from streamrl_operator.events import Events
 from streamrl_operator.kube.cluster import CachedCluster
 from streamrl_operator.kube.kinds import CONFIG_MAP, POD, POD_GROUPS, RLJOB, STATEFUL_SET
 from streamrl_operator.planning.certificates import Lives
+from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.start import RELEASED
+from streamrl_operator.planning.termination import with_blocked_condition
 from streamrl_operator.planning.values import SignalsUnreachable
 from streamrl_operator.reconcile import Reconciler
 from support.api_server import ApiServer, Doc
@@ -203,6 +205,20 @@ async def test_a_pod_group_is_made_and_named_by_all_pods(world: World, pod_group
         assert (template["spec"]["schedulerName"], template["metadata"][where][key]) == (scheduler, JOB)
 
 
+async def test_a_pod_group_that_somebody_deletes_is_there_at_the_next_start(world: World) -> None:
+    made = POD_GROUPS["Volcano"].path(LAB, JOB)
+    document = job(gang={"podGroup": "Volcano"})
+    world.put(document)
+    await world.look()
+    for is_suspended in (True, False):
+        stored = world.server.objects[RLJOB.path(LAB, JOB)]
+        world.put({**stored, "spec": {**stored["spec"], "suspend": is_suspended}})
+        world.server.objects.pop(made, None)
+        await world.look()
+    assert made in world.server.objects
+    assert world.sizes() == {"trainer": 1, "sim": 2}
+
+
 @pytest.mark.parametrize("answer", [404, 403], ids=["no such kind", "no right to it"])
 async def test_a_cluster_without_pod_groups_is_named(world: World, answer: int) -> None:
     world.server.refuse = lambda _, path, __: (answer, "no") if "/podgroups/" in path else None
@@ -240,6 +256,17 @@ def test_an_image_that_cannot_be_pulled_lets_the_nodes_go() -> None:
     assert (again.wanted.trainers, again.wanted.generators) == (1, {"sim": 0})
 
 
+def test_what_is_in_the_way_meanwhile_makes_the_release_no_longer() -> None:
+    late, decision = stuck(*NO_IMAGE)
+    let_go = carried_out(replace(late, pods=()), decision, seconds=30)
+    until = decision.status["start"]["releasedUntil"]
+    refused = Aspect(type="Ready", holds=False, reason="Refused", message="m")
+    status = with_blocked_condition(let_go.raw, refused, status=let_go.raw["status"], now=let_go.now)
+    after = reported(replace(let_go, raw={**let_go.raw, "status": status}))
+    assert (after.status["start"]["releasedUntil"], conditions(after)["Ready"]) == (until, ("False", RELEASED))
+    assert until in message(after, "Ready")
+
+
 @pytest.mark.parametrize(("older", "runs"), [("", 1), ("default/older", 0)], ids=["oldest", "younger"])
 def test_where_there_is_no_room_the_younger_lets_go_first(older: str, runs: int) -> None:
     late, decision = stuck(*NO_ROOM, older_stuck=older)
@@ -273,3 +300,35 @@ def test_suspend_begins_a_new_start() -> None:
     late, _ = stuck(*NO_ROOM)
     decision = reported(edited(late, suspend=True))
     assert "start" not in decision.status
+
+
+def test_a_job_that_has_ended_is_not_stuck() -> None:
+    late, _ = stuck(*NO_ROOM)
+    assert "stuckSince" in late.raw["status"]["start"]
+    decision = reported(edited(late, activeDeadlineSeconds=1))
+    assert (conditions(decision)["Failed"][0], decision.status.get("start")) == ("True", None)
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [all_ready(), NO_ROOM, [trainer(ready=False), generator(**NO_NODE)]],
+    ids=["ready", "stuck", "not ready yet"],
+)
+def test_a_job_of_an_operator_that_knew_no_deadline_keeps_its_pods(pods: list[Doc]) -> None:
+    begun, _ = lived({"pods": pods}, start=observed(spec={"startDeadlineSeconds": 60}))
+    pools = [{"name": "sim", "desired": 2, "ready": 0}]
+    status = {key: value for key, value in begun.raw["status"].items() if key != "start"} | {"pools": pools}
+    upgraded, _ = lived({}, {"pods": NO_ROOM}, start=replace(begun, raw={**begun.raw, "status": status}))
+    decision = reported(replace(upgraded, now=upgraded.now + timedelta(hours=9)))
+    assert (decision.wanted.trainers, decision.wanted.generators) == (1, {"sim": 2})
+
+
+async def test_a_resumed_job_that_is_held_up_says_so_and_not_that_it_is_suspended(world: World) -> None:
+    world.put(job(pod=SETTINGS_REF, suspend=True))
+    await world.look()
+    assert world.condition("Suspended")["status"] == "True"
+    stored = world.server.objects[RLJOB.path(LAB, JOB)]
+    world.put({**stored, "spec": {**stored["spec"], "suspend": False}})
+    await world.look()
+    status = world.server.objects[RLJOB.path(LAB, JOB)]["status"]
+    assert (status["state"], world.condition("Suspended")["status"]) == ("ObjectMissing", "False")

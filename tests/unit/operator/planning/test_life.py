@@ -9,7 +9,7 @@ import pytest
 
 from streamrl import names
 from streamrl.status import RLJobStatus
-from streamrl_operator.planning.conditions import Aspect
+from streamrl_operator.planning.conditions import CONDITIONS, Aspect
 from streamrl_operator.planning.job_status import with_progress
 from streamrl_operator.planning.life import AUTO_RECONCILE_S
 from streamrl_operator.planning.pods import last_word
@@ -352,12 +352,29 @@ def test_what_tools_read_of_every_kind(look: Observed, state: str, reconciling: 
 
 def test_what_only_a_person_clears_is_stalled() -> None:
     look, before = lived({}, start=running())
-    for reason, stalled in (("NameTaken", "True"), ("Refused", "False"), ("ServerError", "False")):
+    verdicts = {
+        "NameTaken": "True",
+        "DataChanged": "True",
+        "Refused": "False",
+        "ServerError": "False",
+        "ObjectMissing": "False",
+    }
+    for reason, stalled in verdicts.items():
         blocked = Aspect(type="Ready", holds=False, reason=reason, message="in the way")
         status = with_blocked_condition(look.raw, blocked, status=before.status, now=look.now)
         found = {one["type"]: one for one in status["conditions"]}
         assert (status["state"], found["Stalled"]["status"]) == (reason, stalled)
         assert found["Reconciling"]["status"] != stalled
+
+
+def test_what_is_in_the_way_leaves_the_warnings() -> None:
+    look, before = lived({}, start=running())
+    one = before.status["conditions"][0]
+    warned = [{**one, "type": kind} for kind in CONDITIONS.keys() - conditions(before).keys()]
+    status = {**before.status, "conditions": [*before.status["conditions"], *warned]}
+    blocked = Aspect(type="Ready", holds=False, reason="Refused", message="in the way")
+    after = with_blocked_condition(look.raw, blocked, status=status, now=look.now)
+    assert {each["type"] for each in after["conditions"]} == CONDITIONS.keys()
 
 
 def test_success() -> None:
