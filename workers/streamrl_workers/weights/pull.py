@@ -364,8 +364,8 @@ class _Streams:
         self.first = first
         self._open_one = open_one
         self._arrived = arrived
-        self._free = asyncio.Queue[Source | None]()  # None: one that may be opened
-        for source in (first, *[None] * (_STREAMS - 1)):
+        self._free = asyncio.LifoQueue[Source | None]()  # None: one that may be opened, where all that are open work
+        for source in (*[None] * (_STREAMS - 1), first):
             self._free.put_nowait(source)
 
     async def fetch(self, piece: Piece) -> None:
