@@ -158,7 +158,7 @@ async def test_streams_that_cannot_be_opened_leave_all_to_the_first(holds: bool)
     assert len(server.fetched) == 4
 
 
-async def test_a_stream_that_has_nothing_to_fetch_is_not_opened():
+async def test_a_cache_that_has_all_leaves_nothing_to_fetch_or_to_write():
     class Cache:
         def begin(self, entries, *, wait_s: float) -> None:
             pass
@@ -167,7 +167,7 @@ async def test_a_stream_that_has_nothing_to_fetch_is_not_opened():
             pass
 
         def write(self, entry, data) -> None:
-            pass
+            raise AssertionError("it is there")
 
         async def read(self, entry: pb.TensorEntry) -> memoryview:
             await asyncio.sleep(0)
