@@ -146,7 +146,10 @@ def _described_once(spec: Schema) -> Schema:
         if name in fields:
             _silence(field.get("items", field))
     _silence(fields["agent"]["properties"]["pool"]["properties"]["pod"])
-    for field in whole["properties"]["generators"]["items"]["properties"]["pod"]["properties"].values():
+    of_trainer = whole["properties"]["trainer"]["properties"]["pod"]["properties"]
+    for name, field in whole["properties"]["generators"]["items"]["properties"]["pod"]["properties"].items():
+        if name in of_trainer:
+            field.pop("description", None)
         _silence(field.get("items", field))
     return whole
 

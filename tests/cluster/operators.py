@@ -6,8 +6,11 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from cluster import rights
 from cluster.harness import reaper
@@ -280,10 +283,11 @@ class Lab:
     def make_trainers_ready(self) -> None:
         """Say that the trainers' pods are ready, of which nothing was said yet: no kubelet is here, and pools wait for them."""
         for lab in (self, *self.members):
-            for name in pods_unsaid(lab.list("pods")):
-                lab.cluster.api.patch(
-                    lab.path("pods", name, "status"), TRAINER_READY
-                )  # one that is gone by now is none
+            with suppress(httpx.TransportError):  # its API server is away
+                for name in pods_unsaid(lab.list("pods")):
+                    lab.cluster.api.patch(
+                        lab.path("pods", name, "status"), TRAINER_READY
+                    )  # one that is gone by now is none
 
 
 def writes(cluster: ControlPlane, namespace: str) -> list[str]:

@@ -34,18 +34,29 @@ class StandIn:
 
     def __init__(self) -> None:
         self.broken, self.updates = "", asyncio.Event()
+        self.gives: Any = None  # for a request; else that is an error
+        self.chunks = 0  # that vLLM's handler still goes through when a pause was answered
 
-    async def generate(self, *_: Any, request_id: str, **__: Any) -> AsyncIterator[None]:
+    async def generate(self, *_: Any, request_id: str, **__: Any) -> AsyncIterator[Any]:
         if request_id != "first":
             await self.updates.wait()
-            raise ValueError("no room")
-        yield
+            if self.gives is None:
+                raise ValueError("no room")
+        yield self.gives
+
+    async def handle(self) -> None:
+        for _ in range(self.chunks):
+            sum(range(100_000))  # its work on one
+            await asyncio.sleep(0)
+        self.updates.set()
 
     def shutdown(self, **_: Any) -> None:
         pass
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, None]]:
         async def call(*_: Any, **__: Any) -> None:
+            if name == "pause_generation" and self.chunks:
+                self.handler = asyncio.create_task(self.handle())
             if name == "update_weights":
                 self.updates.set()
                 await asyncio.sleep(0)  # the requests go on meanwhile
@@ -87,6 +98,33 @@ def test_a_request_that_fails_during_an_update_ends_under_the_weights_in_the_eng
     assert deltas == []
     (delta,) = engine.step()
     assert (delta.lease, delta.version, delta.error) == (7, 2, "vLLM: no room")
+
+
+def test_a_request_that_vllm_ends_without_a_token_says_so(engine: Engine, stand_in: StandIn) -> None:
+    nothing = SimpleNamespace(token_ids=[], logprobs=None, weight_versions=[])
+    stand_in.gives = SimpleNamespace(outputs=[nothing], finished=True)
+    engine.load_weights(version=1, tensors=WEIGHTS)
+    assert engine.add([request(7, "1+1=")]) == []
+    (delta,) = engine.step()
+    assert (delta.lease, delta.version, delta.error) == (7, 1, "vLLM ended it early")
+
+
+def test_what_vllm_hands_out_in_many_chunks_comes_before_the_new_weights(
+    engine: Engine, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its handler lets others run after each chunk, so a pause was answered long before it is through."""
+    monkeypatch.setenv("VLLM_V1_OUTPUT_PROC_CHUNK_SIZE", "4")
+    engine.load_weights(version=1, tensors=WEIGHTS)
+    stand_in.updates.clear()
+    made = SimpleNamespace(
+        token_ids=[5],
+        logprobs=SimpleNamespace(logprobs=[-1.0]),
+        weight_versions=[SimpleNamespace(version="1", start=0)],
+    )
+    stand_in.gives, stand_in.chunks = SimpleNamespace(outputs=[made], finished=False), engine.slots // 4
+    assert engine.add([request(7, "1+1=")]) == []
+    (delta,) = engine.load_weights(version=2, tensors=WEIGHTS)
+    assert (delta.lease, delta.version, delta.tokens) == (7, 1, (5,))
 
 
 @pytest.mark.parametrize(

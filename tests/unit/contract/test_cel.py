@@ -69,6 +69,13 @@ def test_a_guard_stands_before_what_it_guards() -> None:
         compile_cel("self.name.n == 1")({"self": Part(n=1)})
 
 
+def test_an_amount_that_is_counted_is_whole() -> None:
+    counted = compile_cel("int(self.name) == 2", **CEL_FUNCTIONS)
+    assert counted({"self": Part(n=1, name="2")})
+    with pytest.raises(ValueError, match="must be a whole number without a unit, got 1500m"):
+        counted({"self": Part(n=1, name="1500m")})
+
+
 @pytest.mark.parametrize(
     ("given", "line"),
     [

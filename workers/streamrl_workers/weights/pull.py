@@ -314,19 +314,18 @@ class _Pull:
     async def _have(self, tensor: FetchedTensor, streams: "_Streams") -> None:
         """From the first place that has it."""
         cache, relay = self._nearby.cache, self._nearby.relay
-        data = None
+        cached = made = None
         if not tensor.arrived_bytes:
-            data = await cache.read(tensor.entry) if cache is not None else None
-            if data is None:
-                data = await self._by_deltas(tensor.entry, streams)
-        if data is not None:
-            tensor.have(data)
+            cached = await cache.read(tensor.entry) if cache is not None else None
+            made = await self._by_deltas(tensor.entry, streams) if cached is None else cached
+        if made is not None:
+            tensor.have(made)
         else:
             await streams.fetch_all(tensor.missing)
             await self._verify(tensor)
         if relay is not None:
             relay.have(tensor.entry.hash, tensor.buffer)
-        if cache is not None:
+        if cache is not None and cached is None:
             cache.write(tensor.entry, tensor.buffer)
 
     async def _by_deltas(self, entry: pb.TensorEntry, streams: "_Streams") -> memoryview | None:
@@ -364,8 +363,8 @@ class _Streams:
         self.first = first
         self._open_one = open_one
         self._arrived = arrived
-        self._free = asyncio.Queue[Source | None]()  # None: one that may be opened
-        for source in (first, *[None] * (_STREAMS - 1)):
+        self._free = asyncio.LifoQueue[Source | None]()  # None: one that may be opened, where all that are open work
+        for source in (*[None] * (_STREAMS - 1), first):
             self._free.put_nowait(source)
 
     async def fetch(self, piece: Piece) -> None:

@@ -131,12 +131,21 @@ async def test_names_that_share_a_delta_fetch_it_once():
 
 
 class Alone(Server):
-    """Takes one stream."""
+    """Takes one stream, which works until others were tried."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all_tried = asyncio.Event()
 
     async def open(self, number: int) -> None:
         await asyncio.sleep(0)
+        if number == 4:
+            self.all_tried.set()
         if number > 1:
             raise SourceBrokenError("too many")
+
+    async def before(self, number: int, piece: Piece) -> None:
+        await self.all_tried.wait()
 
 
 @pytest.mark.parametrize("holds", [False, True])
@@ -149,7 +158,7 @@ async def test_streams_that_cannot_be_opened_leave_all_to_the_first(holds: bool)
     assert len(server.fetched) == 4
 
 
-async def test_a_stream_that_has_nothing_to_fetch_is_not_opened():
+async def test_a_cache_that_has_all_leaves_nothing_to_fetch_or_to_write():
     class Cache:
         def begin(self, entries, *, wait_s: float) -> None:
             pass
@@ -158,7 +167,7 @@ async def test_a_stream_that_has_nothing_to_fetch_is_not_opened():
             pass
 
         def write(self, entry, data) -> None:
-            pass
+            raise AssertionError("it is there")
 
         async def read(self, entry: pb.TensorEntry) -> memoryview:
             await asyncio.sleep(0)
@@ -167,6 +176,15 @@ async def test_a_stream_that_has_nothing_to_fetch_is_not_opened():
     server = Server()
     assert await server.pull(server.publish(1), nearby=Nearby(cache=Cache())) == tensors(1)
     assert server.opened == 1
+
+
+async def test_what_is_fetched_one_after_the_other_needs_one_stream():
+    server = Server()
+    for step in (1, 2):
+        server.publish(step, names=("a",))
+    route = server.publish(3, names=("a",))
+    assert await server.pull(route, nearby=Nearby(held=dict(held(1, names=("a",))))) == tensors(3, names=("a",))
+    assert (len(server.fetched), server.opened) == (2, 1)
 
 
 async def test_a_cancellation_between_a_break_and_its_siblings_end_is_kept():

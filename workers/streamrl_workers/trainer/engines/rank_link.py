@@ -266,14 +266,19 @@ def decode(data: bytes) -> Payload:
             if kind != "array":
                 return CLASSES[kind](**found)
             one, begin, end = array(found["typecode"]), found["begin"], found["end"]
-            if not 0 <= begin <= end <= len(arrays):
-                raise ValueError(f"of {len(arrays)} bytes of arrays {begin} to {end} were named")  # noqa: TRY301 - within the hook of json
-            one.frombytes(arrays[begin:end])
+            one.frombytes(arrays[begin : _within(arrays, begin, end)])
             return one
 
         return json.loads(text, object_hook=restored)
     except (ValueError, TypeError, KeyError, struct.error) as error:
         raise MalformedValueError(f"a message between ranks cannot be read: {error}") from error
+
+
+def _within(arrays: memoryview, begin: int, end: int) -> int:
+    """Return `end`. Raises ValueError: so many bytes are not there."""
+    if not 0 <= begin <= end <= len(arrays):
+        raise ValueError(f"of {len(arrays)} bytes of arrays {begin} to {end} are named")
+    return end
 
 
 def describe_error(error: Exception) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from vllm import AsyncEngineArgs, SamplingParams
+from vllm import AsyncEngineArgs, SamplingParams, envs
 from vllm.config import CacheConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.inputs import tokens_input
@@ -53,7 +53,7 @@ _CLOSE_TIMEOUT_S = 20.0
 _WATCH_INTERVAL_S = 0.1
 """Between two looks whether vLLM has seen the death of one of its processes."""
 _HANDLER_TURNS = 16
-"""Turns of the loop in which vLLM's output handler, and then the requests' tasks, take what has come; they need three."""
+"""Turns of the loop in which vLLM's output handler, and then the requests' tasks, take what has come: they need four, and one for each chunk."""
 
 
 class Output(NamedTuple):
@@ -406,7 +406,8 @@ class AsyncEngine:
         # What the core had sent before it answered is in this queue, or with the handler that was woken for it.
         while not self._llm.engine_core.outputs_queue.empty():  # noqa: ASYNC110 - vLLM's queue has no event for it
             await asyncio.sleep(0)
-        for _ in range(_HANDLER_TURNS):
+        chunks = self._args.max_num_seqs // envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
+        for _ in range(_HANDLER_TURNS + chunks):
             await asyncio.sleep(0)
 
     async def _update(self, files: WeightFiles, *, version: int) -> None:
@@ -445,10 +446,11 @@ class _Versions:
             starts = self._live_starts()
         if starts and starts[-1][1] <= first:  # as nearly always: all by the newest
             return [(first, end, self._number(starts[-1][0]))]
+        if first == end:  # it ends before its first token
+            return [(first, end, -1)]
         ends = [start for _, start in starts[1:]] + [end]
         spans = [(start, stop, int(version)) for (version, start), stop in zip(starts, ends, strict=True)]
-        found = [(max(start, first), stop, version) for start, stop, version in spans if stop > first]
-        return found or [(first, end, -1)]
+        return [(max(start, first), stop, version) for start, stop, version in spans if stop > first]
 
     def _number(self, version: str) -> int:
         if version != self._newest[0]:
