@@ -348,12 +348,12 @@ MAY = [
     ("create", "generatorpools.streamrl.io"),
     ("watch", "statefulsets.apps"),
     ("create", "secrets"),
+    ("create", "pods"),  # for dry runs
     ("delete", "pods"),
     ("create", "events.events.k8s.io"),
 ]
 MAY_NOT = [
     ("create", "rljobs.streamrl.io"),
-    ("create", "pods"),
     ("create", "pods/exec"),
     ("get", "pods/log"),
     ("deletecollection", "secrets"),

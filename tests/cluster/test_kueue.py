@@ -13,6 +13,7 @@ from cluster.harness.control_plane import MASTERS, ControlPlane
 from cluster.harness.processes import Server
 from cluster.operators import Lab, Operator, refused
 from streamrl import keys, names
+from streamrl.status import UNSEEN_GENERATION
 from support.jobs import simulated_job
 
 pytestmark = pytest.mark.timeout(600)
@@ -363,4 +364,4 @@ def test_multikueue_starts_no_job(lab: QueueLab, queued: Operator) -> None:
     lab.wait_reason("ours", "Evicted", queued)
     assert "multi, were rejected" in lab.condition("ours", "Ready")["message"]
     assert set(lab.workloads()) == {"rljob-ours"}
-    assert "status" not in lab.must("rljobs", "theirs")
+    assert lab.must("rljobs", "theirs")["status"] == {"observedGeneration": UNSEEN_GENERATION}

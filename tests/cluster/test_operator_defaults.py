@@ -53,6 +53,10 @@ def selectors(lab: Lab, job: str) -> list[dict[str, str]]:
     return [one["spec"]["template"]["spec"].get("nodeSelector", {}) for one in found if one]
 
 
+AT_WORK = [1, 2]
+"""Generations of the trainer's StatefulSet, and of the pool's: without pods at first, until the trainer is ready."""
+
+
 def versions(lab: Lab, job: str) -> list[int]:
     return [lab.must("statefulsets", f"{job}-{name}")["metadata"]["generation"] for name in SETS]
 
@@ -69,7 +73,7 @@ def test_a_job_keeps_what_it_began_with(lab: Lab, operator: Operator) -> None:
     assert template["schedulerName"] == "mine"
     kept = json.loads(lab.must("configmaps", "first-job")["data"][keys.FILE_DEFAULTS])
     assert [one["source"] for one in kept] == ["the chart's jobDefaults", f"RLJobDefaults {lab.namespace}/default"]
-    before = versions(lab, "first")
+    lab.wait(lambda: versions(lab, "first") == AT_WORK, "its generators, behind the trainer", operator)
 
     lab.patch("rljobdefaults", "default", {"spec": {"pod": {"nodeSelector": {"zone": "c"}}}})
     create(lab, "second")
@@ -77,13 +81,13 @@ def test_a_job_keeps_what_it_began_with(lab: Lab, operator: Operator) -> None:
     lab.patch("rljobs", "first", {"spec": {"failurePolicy": {"maxRestarts": 9}}})
     lab.delete("rljobdefaults", "default")
     operator.wait_for_looks(4)
-    assert (versions(lab, "first"), selectors(lab, "first")) == (before, [want, want])
+    assert (versions(lab, "first"), selectors(lab, "first")) == (AT_WORK, [want, want])
 
 
 def test_a_mistake_holds_up_new_jobs_alone(lab: Lab, operator: Operator, own_control_plane: ControlPlane) -> None:
     create(lab, "runs")
     lab.wait(lambda: len(selectors(lab, "runs")) == 2, "the job that runs", operator)
-    before = versions(lab, "runs")
+    lab.wait(lambda: versions(lab, "runs") == AT_WORK, "its generators, behind the trainer", operator)
     assert operator.stop() == 0
     broken = operated(own_control_plane, lab.namespace, {"pod": {"nodeSelectors": {"a": "b"}}}).start()
     try:
@@ -94,7 +98,7 @@ def test_a_mistake_holds_up_new_jobs_alone(lab: Lab, operator: Operator, own_con
             "the chart's jobDefaults: spec.pod.nodeSelectors: is not a known field; did you mean nodeSelector?"
         )
         assert selectors(lab, "waits") == []
-        assert (versions(lab, "runs"), lab.condition("runs", "Ready")["reason"] != "InvalidDefaults") == (before, True)
+        assert (versions(lab, "runs"), lab.condition("runs", "Ready")["reason"] != "InvalidDefaults") == (AT_WORK, True)
     finally:
         assert broken.stop() == 0, broken.tail()
     operator.start().wait_until_leading()
