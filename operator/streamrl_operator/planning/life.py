@@ -452,7 +452,7 @@ def _rests_s(view: _JobView, status: RLJobStatus, *, plans: Sequence[PoolPlan], 
     if not is_whole or status.holds or observed.members or observed.signals_unreachable or since_s is None:
         return 0.0
     left_s = termination.seconds_left(status, deadline_s=view.job.spec.active_deadline_seconds, now=now)
-    due_s = every_s - since_s if 0 <= since_s < every_s else every_s
+    due_s = every_s - since_s if 0 <= since_s < every_s else 0.0  # else each reading may have to be written
     return due_s if left_s is None else min(left_s, due_s)
 
 

@@ -26,7 +26,21 @@ PATHS = {
     "poddisruptionbudgets": "/apis/policy/v1",
 }
 EVENTS, LEASES = "/apis/events.k8s.io/v1", "/apis/coordination.k8s.io/v1"
-_OF_THE_NAMESPACE = {("configmaps", "kube-root-ca.crt"), ("serviceaccounts", "default")}
+_CLAIM = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+NAMED_OBJECTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    *(
+        ("secrets", {"metadata": {"name": name}, "stringData": {"token": "t"}})
+        for name in ("hub", "cloud", "one", "two")
+    ),
+    ("configmaps", {"metadata": {"name": "prompts"}, "data": {"a": "b"}}),
+    *(("persistentvolumeclaims", {"metadata": {"name": name}, "spec": _CLAIM}) for name in ("models", "shared")),
+)
+"""What drawn specs name; without them no pod is made."""
+_OF_THE_NAMESPACE = {
+    ("configmaps", "kube-root-ca.crt"),
+    ("serviceaccounts", "default"),
+    *((plural, body["metadata"]["name"]) for plural, body in NAMED_OBJECTS),
+}
 _CONTENT = {"merge": "application/merge-patch+json", "json": "application/json-patch+json"}
 
 Objects = dict[tuple[str, str], dict[str, Any]]

@@ -12,7 +12,7 @@ from typing import Any
 from cluster.campaign import specs
 from cluster.campaign.bench import Bench, Station, WrongError
 from cluster.campaign.cases import Result, at_rest, judged
-from cluster.campaign.lab import JOB, AskedError, Lab, Objects
+from cluster.campaign.lab import JOB, NAMED_OBJECTS, AskedError, Lab, Objects
 from cluster.campaign.mistakes import POD_MISTAKES, Mistake, single
 from cluster.campaign.normal import Picture
 from cluster.campaign.scenarios import sizes
@@ -59,6 +59,8 @@ async def _begin(station: Station, spec: Spec) -> Picture:
     """A fresh job, at rest."""
     station.view = _view(spec)
     station.operator.start()
+    for plural, body in NAMED_OBJECTS:
+        await station.lab.create(plural, body)
     await station.lab.create("rljobs", document(spec))
     await station.wait_until_right(_unsettled)
     return await at_rest(lambda: station.stays(None, looks=not spec["suspend"]))
