@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from fractions import Fraction
 from functools import cache
 from typing import Annotated, Any, ClassVar, Self, get_args
 
@@ -288,15 +287,6 @@ def parse_bytes(quantity: str) -> int:
     return int(digits) * _SUFFIX_BYTES[quantity[len(digits) :]]
 
 
-_UNITS: Mapping[str, int | Fraction] = {**_SUFFIX_BYTES, "P": 10**15, "Pi": 2**50, "m": Fraction(1, 1000)}
-
-
-def _amount(quantity: str) -> Fraction:
-    """Number that a quantity of Kubernetes names."""
-    digits = quantity.rstrip("KMGTPikm")
-    return Fraction(digits) * _UNITS[quantity[len(digits) :]]
-
-
 def _whole(amount: str) -> int:
     """Number that an amount is, as CEL's `int`. An API server cannot bound what `string(amount)` costs."""
     if not amount.isdecimal():
@@ -304,7 +294,7 @@ def _whole(amount: str) -> int:
     return int(amount)
 
 
-CEL_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"quantity": _amount, "int": _whole}
+CEL_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"quantity": parse_bytes, "int": _whole}
 """Functions of CEL that rules call by their names."""
 
 
