@@ -29,7 +29,7 @@ from streamrl_workers.models.published import Parameters
 
 
 class FreeLlm:
-    """What `AsyncEngine` calls of `AsyncLLM`. Every request gets a token at each step, until it has as many as it asks for."""
+    """Stand-in for `AsyncLLM`, as far as `AsyncEngine` calls it. Every request gets a token at each step, until it has as many as it asks for."""
 
     errored = False
 
@@ -67,27 +67,27 @@ class FreeLlm:
                 queue.put_nowait(None)
 
     async def init_weight_transfer_engine(self, _: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def is_paused(self) -> bool:
-        """Whether it is."""
+        """Return whether it is paused."""
         return False
 
     async def pause_generation(self, **_: object) -> None:
-        """Nothing: nothing is on its way between two steps."""
+        """Do nothing: no output is on its way between two steps."""
 
     async def start_weight_update(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def update_weights(self, _: object) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def finish_weight_update(self, *, weight_version: str) -> None:
-        """What is made from now on has another version."""
+        """Give what is made from now on another version."""
         self._version = weight_version
 
     async def resume_generation(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def shutdown(self, **_: object) -> None:
         """End it."""
@@ -116,7 +116,7 @@ def main() -> None:
 
 
 async def measure(engine: VllmEngine, weights: Any, args: argparse.Namespace) -> None:  # noqa: ANN401
-    """Both sides in turn."""
+    """Measure both sides in turn."""
     generator = Generator(engine, weights)
     await generator.start()
     leases = itertools.count()
@@ -135,7 +135,7 @@ async def measure(engine: VllmEngine, weights: Any, args: argparse.Namespace) ->
 
 
 async def alone(engine: VllmEngine, work: list[pb.SampleRequest]) -> None:
-    """In vLLM's thread: a task a request."""
+    """Take all outputs in vLLM's thread, with a task a request."""
 
     async def one(request: pb.SampleRequest) -> None:
         params = SimpleNamespace(max_tokens=request.sampling.max_tokens)

@@ -193,7 +193,7 @@ class _Pull:
             nearby.relay.begin(self._version, mark=self._mark)
 
     async def finish(self) -> None:
-        """Until all is there."""
+        """Return when all is there."""
         task, backoff = asyncio.current_task(), Backoff()
         assert task is not None
         while not await self._attempt():
@@ -202,12 +202,12 @@ class _Pull:
             await backoff.pause()
 
     def failed(self) -> None:
-        """It will not come."""
+        """Tell those who pull from us that it will not come."""
         if self._nearby.relay is not None:
             self._nearby.relay.failed()
 
     def result(self) -> dict[str, TensorBytes]:
-        """All tensors; they are what is held from now on."""
+        """Return all tensors; they are what is held from now on."""
         tensors = self._tensors or ()
         assert all(t.verified for t in tensors), "bytes that nobody has verified"
         self._nearby.held.clear()
@@ -278,7 +278,7 @@ class _Pull:
                 self._source_mark = waiting.mark
 
     def _described(self, manifest: pb.Manifest) -> list[FetchedTensor]:
-        """The tensors of the version: those that are held, and memory for the others."""
+        """Return the tensors of the version: those that are held, and memory for the others."""
         try:
             check_manifest(manifest, version=self._version)
         except ManifestError as error:
@@ -302,7 +302,7 @@ class _Pull:
         return held is not None and held.entry == entry
 
     async def _bring(self, missing: deque[FetchedTensor], streams: "_Streams") -> None:
-        """One of those that take from the list until it is empty."""
+        """Take from the list until it is empty, beside others."""
         while missing:
             tensor = missing.popleft()
             try:
@@ -312,14 +312,14 @@ class _Pull:
                 missing.append(tensor)
 
     async def _have(self, tensor: FetchedTensor, streams: "_Streams") -> None:
-        """From the first place that has it."""
+        """Bring a tensor from the first place that has it."""
         cache, relay = self._nearby.cache, self._nearby.relay
-        cached = made = None
+        cached = found = None
         if not tensor.arrived_bytes:
             cached = await cache.read(tensor.entry) if cache is not None else None
-            made = await self._by_deltas(tensor.entry, streams) if cached is None else cached
-        if made is not None:
-            tensor.have(made)
+            found = cached if cached is not None else await self._by_deltas(tensor.entry, streams)
+        if found is not None:
+            tensor.have(found)
         else:
             await streams.fetch_all(tensor.missing)
             await self._verify(tensor)
@@ -342,7 +342,7 @@ class _Pull:
 
 
 def _with_memory(entries: list[pb.TensorEntry]) -> list[FetchedTensor]:
-    """Tensors that have not arrived, in one piece of memory. Raises MemoryError."""
+    """Return tensors that have not arrived, in one piece of memory. Raises MemoryError."""
     places = [0]
     for entry in entries:
         places.append(places[-1] + -(-entry.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
@@ -427,7 +427,7 @@ async def _opened(route: Route, *, connect: Connect, arrived: Arrived) -> AsyncI
 
 
 async def _all(*parts: Coroutine[Any, Any, _T]) -> list[_T]:
-    """Their results; the first error ends them all, and none of them goes on behind it."""
+    """Return their results; the first error ends them all, and none of them continues after it."""
     tasks = [asyncio.create_task(part, name=f"weights-{number}") for number, part in enumerate(parts)]
     try:
         return await asyncio.gather(*tasks)
