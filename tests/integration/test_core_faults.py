@@ -16,7 +16,7 @@ import pytest
 from streamrl_workers.scheduler.journal.store import open_for_writing
 from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
-from support.runs import LocalRun
+from support.runs import LocalRun, wait_for
 
 FAULTS = Path(__file__).parents[1] / "support" / "faults"
 STEPS = 8
@@ -124,16 +124,24 @@ def job(mode: str) -> dict[str, Any]:
 
 
 def run(case: Case, base: Path, *, call: int, monkeypatch: pytest.MonkeyPatch) -> tuple[LocalRun, int]:
-    """A run with the exception at this call (0: none) until its end; how often the target was called."""
+    """A run with the exception at this call (0: none) until its end; how often the target was called.
+
+    The ranker's process may take longer to start than such a run takes: it is held until the target was reached.
+    """
     base.mkdir()
     write_prompts(base / "prompts.jsonl")
     (base / "game_of_faults.py").write_text(GAME)
     told = base / "calls"
     fault = {"target": case.target, "call": call, "after": case.after, "told": str(told)}
+    document = job(case.mode)
+    hold = Hold.on(document, base, step=2) if case.target.endswith("prompts_ranked") else None
     with monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", str(FAULTS))
         patch.setenv("STREAMRL_TEST_FAULT", json.dumps(fault))
-        started = LocalRun.start(job(case.mode), folder=base / "run", base_dir=base)
+        started = LocalRun.start(document, folder=base / "run", base_dir=base)
+        if hold is not None:
+            wait_for(Path(f"{told}.reached").exists, what="scores of the ranker", deadline_s=60)
+            hold.let_go()
         started.wait_end()
     return started, int(told.read_text())
 

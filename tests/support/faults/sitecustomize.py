@@ -3,7 +3,7 @@
     {"target": "streamrl_workers.scheduler.core:Core.step_done", "call": 3, "after": true, "told": FILE}
 
 `call`: number of the call that raises; `after`: behind what it does, else before. At the end of the process FILE tells how
-often it was called.
+often it was called; FILE.reached is there from its first call on.
 """
 
 import atexit
@@ -33,6 +33,8 @@ def inject(target: str, *, call: int, after: bool, told: str) -> None:
     @functools.wraps(method)
     def wrapped(*args: Any, **more: Any) -> Any:
         calls[0] += 1
+        if calls[0] == 1:
+            Path(f"{told}.reached").touch()
         if calls[0] == call and not after:
             raise InjectedError(f"at call {call} of {path}")
         value = method(*args, **more)
