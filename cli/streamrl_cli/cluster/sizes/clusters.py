@@ -14,6 +14,7 @@ from streamrl.errors import UserError
 from streamrl.spec import RLJob, parse_bytes
 from streamrl.spec.base import BYTES_PATTERN
 from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.gpus import gpus_of_any_maker
 from streamrl_cli.cluster.output import columns
 from streamrl_cli.cluster.sizes.optimize import COSTED_SAMPLES, PERCENT
 from streamrl_cli.cluster.sizes.stages import (
@@ -21,7 +22,6 @@ from streamrl_cli.cluster.sizes.stages import (
     changed_job,
     count_of,
     extrapolated,
-    gpus,
     measured_of,
     pool_profile,
     process_sizes,
@@ -113,7 +113,9 @@ def _read(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] | N
         tokens=samples * mean,
     )
     links, trainer = _links(job, args, config=config), job.spec.trainer
-    devices = {p.name: max(gpus(p.pod.resources.limits), p.engine.common.devices) for p in job.spec.generators}
+    devices = {
+        p.name: max(gpus_of_any_maker(p.pod.resources.limits), p.engine.common.devices) for p in job.spec.generators
+    }
     question = AllocationProblem(
         pools=[
             _pool(
