@@ -44,6 +44,7 @@ from streamrl_operator.allocation.over_clusters import (
 )
 from streamrl_operator.allocation.stage_times import floor_seconds, generation_curve, training_curve
 from streamrl_operator.planning.estimate import estimate
+from streamrl_operator.planning.weight_times import link_bounds
 
 _TOKEN_BYTES = 8
 """Of a completion on its way home: the token and its log-prob."""
@@ -220,11 +221,10 @@ def _links(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] | 
         name, _, quantity = one.partition("=")
         given[_among("--link", name, clusters)] = _bytes("--link", quantity)
     http = job.spec.weights.http
-    each = None if http is None else http.remote_bytes_per_second
     uplink = None if http is None else http.uplink_bytes_per_second
     own = {}
     for name in clusters:
-        bounds = [*([given[name]] if name in given else []), *(parse_bytes(one) for one in (each, uplink) if one)]
+        bounds = [*([given[name]] if name in given else []), *link_bounds(job.spec)]
         if not bounds:
             fix = f"add --link {name}=BYTES" + ("" if http is None else ", or spec.weights.http.remoteBytesPerSecond")
             raise UserError(field="--link", rule=f"is not known of cluster {name}", fix=fix)
