@@ -62,16 +62,16 @@ def measured_rows(steps: Sequence[Mapping[str, object]], *, job: RLJob) -> list[
     sums = [_numbers(step.get("weights")) for step in steps]
     total = {name: sum(line.get(name, 0.0) for line in sums) for name in ("loads", *_GENERATORS)}
     if count := total["loads"]:
-        pull_s, pause_s, load_s = (total[name] / count for name in _GENERATORS)
-        waits = job.spec.pipeline.staleness == 0
-        stall_s = pause_s + load_s + (pull_s if waits else 0.0)
-        times = (_seconds(pull_s), _seconds(pause_s), _NONE, _seconds(load_s), _NONE, _NONE, _seconds(stall_s))
-        rows.append(("generators", *times))
+        pull_s, pause_s, copy_s, load_s, cache_s = (total[name] / count for name in _GENERATORS)
+        before_s = pull_s + copy_s if job.spec.pipeline.staleness == 0 else 0.0
+        stall_s = before_s + pause_s + load_s + cache_s
+        took = (pull_s, pause_s, copy_s, load_s, cache_s)
+        rows.append(("generators", *map(_seconds, took), _NONE, _seconds(stall_s)))
     return rows
 
 
 _TRAINER = ("weights_copy_seconds", "weights_wait_seconds")
-_GENERATORS = ("pull_seconds", "pause_seconds", "load_seconds")
+_GENERATORS = ("pull_seconds", "pause_seconds", "copy_seconds", "load_seconds", "cache_seconds")
 
 
 def _numbers(part: object) -> dict[str, float]:

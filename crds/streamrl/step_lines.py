@@ -34,7 +34,7 @@ STEP_LINE = {
     "tokens_per_s": "The same of tokens.",
     "above_bound": "Steps in a row above each bound that is watched: of the train-infer log-prob difference, clipped sequences, truncated samples.",
     "bubbles": "Shares of the wall time by part, of generators and trainer, over the last heartbeats.",
-    "weights": "Versions that generators have loaded since the line before (`loads`), and sums over these in seconds: `pull_seconds`; `pause_seconds`, for the step under way and pinned samples; `load_seconds`.",
+    "weights": "Versions that generators have loaded since the line before (`loads`), and sums over these in seconds: `pull_seconds`; `pause_seconds`, for the step under way and pinned samples; `copy_seconds`, while vLLM generates on; `load_seconds`; `cache_seconds`, for keys and values where the engine tells it apart.",
     "trainer": "The trainer's numbers of the step.",
 }
 """Key of a line -> what it says."""

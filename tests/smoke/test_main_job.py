@@ -64,7 +64,7 @@ def test_stalls_of_each_version_are_told_by_part(run: LocalRun) -> None:
     assert all(line["trainer"]["weights_copy_seconds"] > 0 for line in lines)
     loads = [line["weights"] for line in lines]
     assert sum(load["loads"] for load in loads) >= 2, "the first version, and later ones"
-    for part in ("pull_seconds", "load_seconds"):
+    for part in ("pull_seconds", "load_seconds", "cache_seconds"):
         assert sum(load[part] for load in loads) > 0
     end = json.loads((run.folder / "metrics" / "trainer-0.jsonl").read_text().splitlines()[-1])
     stalled = sum(line["trainer"][f"weights_{part}_seconds"] for line in lines for part in ("copy", "wait"))

@@ -176,13 +176,13 @@ def test_nothing_lost_is_a_word(folder: RunFolder) -> None:
 
 
 def test_stalls_of_a_version_are_means_by_part(folder: RunFolder) -> None:
-    loads = {"loads": 2, "pull_seconds": 3.0, "pause_seconds": 0.5, "load_seconds": 1.5}
+    loads = {"loads": 2, "pull_seconds": 3.0, "pause_seconds": 0.5, "load_seconds": 1.5, "cache_seconds": 1.0}
     trainer = {"weights_copy_seconds": 0.25, "weights_wait_seconds": 0.0}
     lines = [step(0, trainer=trainer | {"weights_wait_seconds": 1.0}, weights=loads), step(1, trainer=trainer), step(2)]
     rows = measured_rows(lines, job=folder.job)
     assert rows == [
         ("trainer", "-", "-", "0.25", "-", "-", "0.5", "0.75"),
-        ("generators", "1.5", "0.25", "-", "0.75", "-", "-", "1"),
+        ("generators", "1.5", "0.25", "0", "0.75", "0.5", "-", "1.5"),
     ]
     write_lines(folder, "steps", lines)
     assert "".join(f"<td>{cell}</td>" for cell in rows[1]) in render(read_run(folder.path), plotly_js="")

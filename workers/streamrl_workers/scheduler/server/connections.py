@@ -213,7 +213,9 @@ class AgentHostEntry:
 
 
 Entry = GeneratorEntry | TrainerEntry | AgentHostEntry
-_NO_LOADS: Mapping[str, float] = {"loads": 0, "pull_seconds": 0.0, "pause_seconds": 0.0, "load_seconds": 0.0}
+_NO_LOADS: Mapping[str, float] = {"loads": 0} | {
+    f"{part}_seconds": 0.0 for part in ("pull", "pause", "copy", "load", "cache")
+}
 
 
 class Connections:
@@ -246,9 +248,12 @@ class Connections:
 
     def loaded(self, loaded: pb.WeightsLoaded) -> None:
         """Count the seconds of a version that a generator has loaded; one that it had already took none."""
-        if loaded.load_s:
-            took = (1, loaded.fetch_s, loaded.waited_s, loaded.load_s)
-            self._loads = {name: total + more for (name, total), more in zip(self._loads.items(), took, strict=True)}
+        if not loaded.load_s:
+            return
+        copy_s, pause_s, cache_s = (loaded.load_parts.get(part, 0.0) for part in ("copy", "pause", "cache"))
+        load_s = loaded.load_s - copy_s - pause_s - cache_s
+        took = (1, loaded.fetch_s, loaded.waited_s + pause_s, copy_s, load_s, cache_s)
+        self._loads = {name: total + more for (name, total), more in zip(self._loads.items(), took, strict=True)}
 
     def take_loads(self) -> dict[str, float]:
         """Number of loads and sums of their seconds, since the last call."""
