@@ -20,12 +20,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TypeVar
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.engines.base import Delta, Engine, KvLoad, LoadPart
+from streamrl_workers.generator.engines.base import Delta, Engine, KvLoad
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import GeneratorState, Recorder, generator_wall
 from streamrl_workers.metrics.step_times import StepCounts, StepTimes
@@ -245,7 +244,8 @@ class EngineLoop:
             self._weights_fault = ""
             self.on_weights(pulled.fetch_s, load_s)
             times = {"fetch_s": pulled.fetch_s, "waited_s": begun_s - pulled.at_s, "load_s": load_s}
-            self._outbox.post(_loaded(pulled.version, load_parts=self._engine.load_parts, **times))
+            parts = {str(part): seconds for part, seconds in self._engine.load_parts.items()}
+            self._outbox.post(_loaded(pulled.version, load_parts=parts, **times))
 
     def _load(self, pulled: Pulled) -> tuple[list[Delta], str]:
         """Runs in the engine's thread. Returns the last deltas of the old weights, and "" or what went wrong.
@@ -333,8 +333,8 @@ class EngineLoop:
 
 
 def _loaded(
-    version: pb.VersionName, *, load_parts: Mapping[LoadPart, float] = MappingProxyType({}), **seconds: float
+    version: pb.VersionName, *, load_parts: Mapping[str, float] | None = None, **seconds: float
 ) -> pb.GeneratorEvent:
     """Only said when the engine has the verified bytes of `version`."""
-    loaded = pb.WeightsLoaded(version=version, engine_hash=version.hash, load_parts={**load_parts}, **seconds)
+    loaded = pb.WeightsLoaded(version=version, engine_hash=version.hash, load_parts=load_parts, **seconds)
     return pb.GeneratorEvent(weights_loaded=loaded)
