@@ -6,6 +6,7 @@ rules: those of the contract are in `streamrl.spec`, those of a run on this mach
 
 import argparse
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -264,3 +265,9 @@ def located(
         place = FLAG if given else f"{path}:{line_of(error.field)}:"
         found.append(UserError(field=f"{place} {error.field}", rule=error.rule, got=error.got, fix=error.fix))
     return found
+
+
+def hub_dir() -> Path:
+    """Return the hub's cache, where the library of Hugging Face has it."""
+    home = os.environ.get("HF_HOME")
+    return Path(os.environ.get("HF_HUB_CACHE") or (f"{home}/hub" if home else "~/.cache/huggingface/hub")).expanduser()

@@ -401,6 +401,16 @@ TRAINER = MetricTable(
                 ),
                 _gauge("trainer_waiting_groups", "Groups received, not yet taken by the step loop.", unit="groups"),
                 _counter("weights_published_versions", "Weight versions that were published."),
+                _counter(
+                    "weights_copy_seconds",
+                    "Time in which the trainer stood still while its weights were copied.",
+                    unit="seconds",
+                ),
+                _counter(
+                    "weights_wait_seconds",
+                    "Time in which it stood still after a step, until the version before was announced.",
+                    unit="seconds",
+                ),
                 _counter("weights_served_bytes", "Bytes of weights that were sent to generators.", unit="bytes"),
                 _counter("weights_delta_made_bytes", "Bytes of deltas between versions that were made.", unit="bytes"),
                 _counter(

@@ -34,6 +34,7 @@ STEP_LINE = {
     "tokens_per_s": "The same of tokens.",
     "above_bound": "Steps in a row above each bound that is watched: of the train-infer log-prob difference, clipped sequences, truncated samples.",
     "bubbles": "Shares of the wall time by part, of generators and trainer, over the last heartbeats.",
+    "weights": "Versions that generators have loaded since the line before (`loads`), and sums over these in seconds: `pull_seconds`; `pause_seconds`, for the step under way and pinned samples; `copy_seconds`, while vLLM generates on; `load_seconds`; `cache_seconds`, for keys and values where the engine tells it apart.",
     "trainer": "The trainer's numbers of the step.",
 }
 """Key of a line -> what it says."""
@@ -73,6 +74,8 @@ TRAINER_NUMBERS = {
     "skipped_tokens": "Tokens that no pass was made for, as their groups have no gradient.",
     "explained_variance": "Share of the returns' variance that the critic explains.",
     "step_seconds": "Time of the step.",
+    "weights_copy_seconds": "How long the trainer stood still while the step's first weights were copied, before the step.",
+    "weights_wait_seconds": "How long it stood still after the step, until that version was announced.",
     "replayed_groups": "Groups that the step drew from the replay buffer.",
     "replayed_samples": "Samples of these groups.",
     "replay_age_mean": "How many steps ago these were admitted, mean.",

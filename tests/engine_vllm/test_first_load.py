@@ -54,6 +54,8 @@ def engine(folder: Path) -> Iterator[Engine]:
 def test_the_right_weights_are_proved(engine: Engine, folder: Path) -> None:
     tensors, probe = _published(folder)
     engine.load_weights(version=0, tensors=tensors)
+    assert set(engine.load_parts) == {"copy", "pause", "load"}
+    assert min(engine.load_parts.values()) > 0
     PROVER.prove(engine, probe)
 
 

@@ -11,6 +11,7 @@ from support.runs import LocalRun, streamrl
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chain-sum.yaml"
 STEPS = 6
+PROCESSES = ("trainer", "generator-local")
 SMALL = [
     f"spec.pipeline.steps={STEPS}",
     "spec.pipeline.batchGroups=8",
@@ -58,6 +59,18 @@ def test_bubble_parts_add_up_to_the_wall_for_every_process(run: LocalRun) -> Non
         assert sum(last["parts"].values()) == pytest.approx(last["wall_s"], rel=0.01), file.name
 
 
+def test_stalls_of_each_version_are_told_by_part(run: LocalRun) -> None:
+    lines = [json.loads(line) for line in (run.folder / "metrics" / "steps.jsonl").read_text().splitlines()]
+    assert all(line["trainer"]["weights_copy_seconds"] > 0 for line in lines)
+    loads = [line["weights"] for line in lines]
+    assert sum(load["loads"] for load in loads) >= 2, "the first version, and later ones"
+    for part in ("pull_seconds", "load_seconds", "cache_seconds"):
+        assert sum(load[part] for load in loads) > 0
+    end = json.loads((run.folder / "metrics" / "trainer-0.jsonl").read_text().splitlines()[-1])
+    stalled = sum(line["trainer"][f"weights_{part}_seconds"] for line in lines for part in ("copy", "wait"))
+    assert stalled <= end["parts"]["weights"] + 0.01, "the trainer's part of its wall"
+
+
 def test_the_trained_model_answers(run: LocalRun) -> None:
     done = streamrl("generate", "--checkpoint", str(run.folder), "--prompt", "1+2=", "--max-tokens", "8")
     assert done.returncode == 0, done.stderr
@@ -71,5 +84,6 @@ def test_the_report_is_one_self_contained_page(run: LocalRun) -> None:
     assert "Plotly.react" in page
     assert len(page.encode()) < 2_000_000
     assert 'src="http' not in page
-    for process in ("trainer-0", "generator-local-0"):
-        assert process in page
+    for process in PROCESSES:
+        assert f"{process}-0" in page
+    assert page.count("<td>pool local</td>") == page.count("<td>generators</td>") == 1, "estimated, and measured"

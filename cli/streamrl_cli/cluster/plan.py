@@ -7,8 +7,7 @@ and addresses that a cluster gives. Without its RLCluster (--rlcluster) a member
 
 import argparse
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,9 @@ from streamrl_cli.cluster.bundle import as_written, cluster_problems, collect, c
 from streamrl_cli.cluster.output import FORMS, dump, section, text
 from streamrl_cli.cluster.sizes import clusters, optimize
 from streamrl_cli.cluster.sizes.stages import count_of
-from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file, load_document
+from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file, hub_dir, load_document
+from streamrl_cli.profiling.record import read_profile
+from streamrl_cli.weight_stalls import HEAD, UNKNOWN, estimated_notes, estimated_rows
 from streamrl_operator.planning.certificates import roles_of
 from streamrl_operator.planning.defaults import Entry, Layer, inherit
 from streamrl_operator.planning.estimate import ResourceEstimate, estimate, find_config
@@ -33,11 +34,13 @@ from streamrl_operator.planning.objects import plan_objects
 from streamrl_operator.planning.objects.members import addresses, anchor, owned_by
 from streamrl_operator.planning.objects.shared import JobPlan, MemberPlace, kept_claims
 from streamrl_operator.planning.values import DesiredRun, ExposedAddresses, PlanningSettings
+from streamrl_operator.planning.weight_times import MeasuredPool, weight_times
 
 _NO_UID = "00000000-0000-0000-0000-000000000000"
 _EXPOSED = ExposedAddresses(
     scheduler=f"scheduler.example:{names.PORT_GRPC}", weights=f"scheduler.example:{names.PORT_WEIGHTS}"
 )
+_WEIGHTS = "WEIGHTS, SECONDS FOR EACH VERSION"
 _VOLUMES = ("CLAIM", "SIZE", "CLASS", "WHEN THE JOB IS DELETED")
 Object = dict[str, Any]
 
@@ -102,7 +105,10 @@ def run(args: argparse.Namespace) -> int:
         return EXIT_DONE
     for number, (job, objects, origins) in enumerate(plans):
         known = estimate(job, config=_config(job, args))
-        console.out(*([""] if number else []), *summary(job, objects=objects, known=known, origins=origins))
+        weights = weights_section(job, known=known, measured=_measured(args))
+        console.out(
+            *([""] if number else []), *summary(job, objects=objects, known=known, origins=origins, more=weights)
+        )
     if reasons:
         console.out("", *reasons)
     return EXIT_DONE
@@ -165,9 +171,14 @@ def _with_replicas(obj: Object, replicas: dict[str, int]) -> Object:
 
 
 def summary(
-    job: RLJob, *, objects: list[Object], known: ResourceEstimate, origins: Sequence[Entry] = ()
+    job: RLJob,
+    *,
+    objects: list[Object],
+    known: ResourceEstimate,
+    origins: Sequence[Entry] = (),
+    more: Iterable[str] = (),
 ) -> Iterator[str]:
-    """The plan for people."""
+    """The plan for people. `more`: lines before the estimate."""
     name, clusters = job.metadata.name, clusters_of(job)
     secrets = [names.ca_secret(name), *(names.tls_secret(name, role) for role in roles_of(job))]
     home, pods = _of_cluster(objects, None), ("SET", "PODS", "CONTAINER", "IMAGE", "REQUESTS", "LIMITS")
@@ -186,9 +197,26 @@ def summary(
         yield from section("PODS", pods, _containers(there))
         yield from section("VOLUMES", _VOLUMES, _claims(job, there))
         yield from section("OTHER OBJECTS", ("KIND", "NAMES"), _others(there, secrets=leaves))
+    yield from more
     yield ""
     yield "ESTIMATE"
     yield from (f"  {line}" for line in known.lines())
+
+
+def weights_section(job: RLJob, *, known: ResourceEstimate, measured: Mapping[str, MeasuredPool]) -> Iterator[str]:
+    """Lines about the seconds of a version; none if there is no model, or no generators pull it."""
+    if known.simulated or not job.spec.generators:
+        return
+    times = weight_times(job, known=known, measured=measured)
+    rows = () if times is None else estimated_rows(times)
+    yield from section(_WEIGHTS, HEAD, rows) if rows else ("", _WEIGHTS)
+    yield from (f"  {line}" for line in (UNKNOWN if times is None else estimated_notes(times)))
+
+
+def _measured(args: argparse.Namespace) -> dict[str, MeasuredPool]:
+    """What the profile of `--optimize` has of each pool."""
+    pools = read_profile(args.profile).pools if args.profile is not None else ()
+    return {pool.name: MeasuredPool(curve=pool.curve, fill_s=pool.fill_milliseconds / 1e3) for pool in pools}
 
 
 def _of_cluster(objects: list[Object], cluster: str | None) -> list[Object]:
@@ -242,10 +270,4 @@ def _others(objects: list[Object], *, secrets: list[str]) -> list[tuple[str, ...
 
 def _config(job: RLJob, args: argparse.Namespace) -> Mapping[str, Any] | None:
     """The model's config.json, if it is at hand."""
-    return find_config(job.spec.model, base_dir=base_dir_of(args.file), hub_dir=_hub_dir())
-
-
-def _hub_dir() -> Path:
-    """The hub's cache, where the library of Hugging Face has it."""
-    home = os.environ.get("HF_HOME")
-    return Path(os.environ.get("HF_HUB_CACHE") or (f"{home}/hub" if home else "~/.cache/huggingface/hub")).expanduser()
+    return find_config(job.spec.model, base_dir=base_dir_of(args.file), hub_dir=hub_dir())

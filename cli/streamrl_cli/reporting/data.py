@@ -15,10 +15,14 @@ from typing_extensions import TypedDict
 
 from streamrl import keys
 from streamrl.errors import UserError
+from streamrl.spec import RLJob
+from streamrl_cli.jobfile import hub_dir
 from streamrl_cli.reporting.samples import ShownSample, of_step
 from streamrl_cli.reporting.walls import WALL, Seconds, Timeline, WallRecord, checked, timelines
 from streamrl_cli.runner.folder import RunFolder, open_folder
 from streamrl_cli.runner.scaling import FILE_SCALING
+from streamrl_operator.planning.estimate import estimate, find_config
+from streamrl_operator.planning.weight_times import WeightTimes, weight_times
 from streamrl_workers.metrics.bubbles import ProcessWall, bubble_ratios
 from streamrl_workers.metrics.jsonl import read_jsonl
 from streamrl_workers.scheduler.journal.adoption import read_adopted
@@ -57,6 +61,7 @@ class StepRecord(TypedDict):
     reward_parts: NotRequired[dict[str, Number | None]]
     tasks: NotRequired[dict[str, dict[str, Number | None]]]
     trainer: NotRequired[dict[str, Number | None]]
+    weights: NotRequired[dict[str, Number | None]]
     score_failures: NotRequired[dict[str, Count]]
     dropped: NotRequired[dict[str, Count]]
 
@@ -92,6 +97,8 @@ class RunData:
     """Some of the newest step."""
     no_samples: str = ""
     """Why there are none to show; "": there are, or the folder has no journal."""
+    weight_times: WeightTimes | None = None
+    """The estimate for the job's model; None: its size is not known here, or there is no model."""
     first_step: int = 0
     """Step with which the run began: that of the checkpoint that it took over."""
 
@@ -138,8 +145,16 @@ def read_run(path: Path, *, with_samples: bool = True) -> RunData:
         score_failures=sum((Counter(line.get("score_failures", {})) for line in lines), Counter()),
         samples=samples,
         no_samples=no_samples,
+        weight_times=_weight_times(folder.job),
         first_step=_first_step(folder),
     )
+
+
+def _weight_times(job: RLJob) -> WeightTimes | None:
+    """Estimate the seconds of a version. The folder may be foreign, so no file is read of a path in its job."""
+    model = job.spec.model
+    config = None if model.path is not None else find_config(model, base_dir=Path(), hub_dir=hub_dir())
+    return weight_times(job, known=estimate(job, config=config)) if job.spec.generators else None
 
 
 def _first_step(folder: RunFolder) -> int:

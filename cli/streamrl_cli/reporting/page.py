@@ -30,6 +30,7 @@ from streamrl_cli.runner.progress import (
     format_seconds,
     held_out_losses,
 )
+from streamrl_cli.weight_stalls import HEAD, estimated_rows, measured_rows
 from streamrl_workers.metrics import logprob_diff
 
 Figure = dict[str, Any]
@@ -139,6 +140,9 @@ def overview(run: RunData, *, timelines: Sequence[Timeline] = ()) -> dict[str, A
         "sizes": list(_sizes(run)),
         "lost": list(_lost(run)),
         "walls": list(_walls(run)),
+        "weights_head": [name.lower() for name in HEAD],
+        "weights": measured_rows(run.steps, job=run.folder.job),
+        "weights_estimated": [] if run.weight_times is None else estimated_rows(run.weight_times),
         "job": json.dumps(run.folder.job.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1),
     }
 

@@ -332,18 +332,27 @@ class Heartbeat(_message.Message):
     def __init__(self, active: _Optional[int] = ..., waiting: _Optional[int] = ..., bubble_seconds: _Optional[_Mapping[str, float]] = ..., wall_seconds: _Optional[float] = ..., tokens: _Optional[int] = ..., step_times: _Optional[_Mapping[int, StepTimes]] = ..., kv_used_tokens: _Optional[int] = ...) -> None: ...
 
 class WeightsLoaded(_message.Message):
-    __slots__ = ("version", "engine_hash", "fetch_s", "load_s", "waited_s")
+    __slots__ = ("version", "engine_hash", "fetch_s", "load_s", "waited_s", "load_parts")
+    class LoadPartsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_HASH_FIELD_NUMBER: _ClassVar[int]
     FETCH_S_FIELD_NUMBER: _ClassVar[int]
     LOAD_S_FIELD_NUMBER: _ClassVar[int]
     WAITED_S_FIELD_NUMBER: _ClassVar[int]
+    LOAD_PARTS_FIELD_NUMBER: _ClassVar[int]
     version: VersionName
     engine_hash: bytes
     fetch_s: float
     load_s: float
     waited_s: float
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., engine_hash: _Optional[bytes] = ..., fetch_s: _Optional[float] = ..., load_s: _Optional[float] = ..., waited_s: _Optional[float] = ...) -> None: ...
+    load_parts: _containers.ScalarMap[str, float]
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., engine_hash: _Optional[bytes] = ..., fetch_s: _Optional[float] = ..., load_s: _Optional[float] = ..., waited_s: _Optional[float] = ..., load_parts: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class WeightsFailed(_message.Message):
     __slots__ = ("version", "error")

@@ -45,6 +45,8 @@ class GeneratorEngineSpec(SpecModel):
     """It computes the side path of `trainer.sherl`."""
     whole_logprobs: ClassVar[bool] = True
     """Its log-probs are those before topK and topP, as the trainer's are."""
+    has_gpu_kernels: ClassVar[bool] = True
+    """It keeps a GPU busy: another engine is not several times faster there."""
     own_traces: ClassVar[bool] = False
     """It sends traces of its own to where the job's go."""
     devices_field: ClassVar[str] = ""
@@ -72,6 +74,7 @@ class GeneratorEngineSpec(SpecModel):
 class HfEngineSpec(GeneratorEngineSpec):
     """Continuous batching over a transformers model, on CPU or GPU."""
 
+    has_gpu_kernels = False
     scores_frozen = True
     side_path = True
     alone_with: ClassVar[Mapping[str, bool | int]] = {"batch_invariant": True, "slots": 1}

@@ -60,6 +60,12 @@ class Architecture:
         return self.layers * (attention + feed_forward + norms) + self.embeddings + self.hidden
 
     @property
+    def active_parameters(self) -> int:
+        """Of them, those that a token passes."""
+        idle = 3 * self.hidden * self.feed_forward * (self.experts - self.used_experts)
+        return self.parameters - self.layers * idle
+
+    @property
     def embeddings(self) -> int:
         """Of them, those of embeddings and head."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
@@ -78,6 +84,8 @@ class PoolEstimate:
     replicas: tuple[int, int]
     """At the start, at most."""
     bytes_per_replica: int | None
+    cache_tokens: int | None
+    """Tokens of running samples at most, by slots and by the memory for keys and values; None: not known."""
     cost_per_hour: tuple[Decimal, Decimal]
     """At the start, at most."""
 
@@ -90,6 +98,10 @@ class ResourceEstimate:
     """There is no model."""
     parameters: int | None
     """None: not known."""
+    active_parameters: int | None
+    """That a token passes."""
+    model_bytes: int
+    """Of the whole model as it is published; 0: not known."""
     ranks: int
     """Of the trainer."""
     bytes_per_rank: int | None
@@ -137,6 +149,8 @@ def estimate(job: RLJob, *, config: Mapping[str, Any] | None = None) -> Resource
     return ResourceEstimate(
         simulated=simulated,
         parameters=None if simulated or architecture is None else architecture.parameters,
+        active_parameters=None if simulated or architecture is None else architecture.active_parameters,
+        model_bytes=0 if simulated or architecture is None else architecture.parameters * number_bytes(trainer),
         ranks=trainer.ranks,
         bytes_per_rank=None if whole is None else whole + published + process,
         device_bytes_per_rank=device,
@@ -202,6 +216,8 @@ def find_config(model: Model, *, base_dir: Path, hub_dir: Path) -> Mapping[str, 
         return None
     repository = hub_dir / f"models--{model.hugging_face.name.replace('/', '--')}"
     revision = model.hugging_face.revision
+    if revision.startswith("/") or ".." in revision.split("/"):
+        return None  # it would lead out of the cache
     try:
         commit = (repository / "refs" / revision).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
@@ -262,27 +278,43 @@ def _trained(job: RLJob, architecture: Architecture) -> int:
 def _pool(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None) -> PoolEstimate:
     replicas = (pool.scaling.initial, pool.scaling.most)
     cost = Decimal(pool.cost_per_hour)
+    tokens = _cache_tokens(job, pool=pool, architecture=architecture)
     return PoolEstimate(
         name=pool.name,
         replicas=replicas,
-        bytes_per_replica=_generator_bytes(job, pool=pool, architecture=architecture),
+        bytes_per_replica=_generator_bytes(job, pool=pool, architecture=architecture, cache_tokens=tokens),
+        cache_tokens=tokens,
         cost_per_hour=(cost * replicas[0], cost * replicas[1]),
     )
 
 
-def _generator_bytes(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None) -> int | None:
+def _cache_tokens(job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None) -> int | None:
+    """Tokens of all slots, or what the job's bound on keys and values holds."""
+    if architecture is None or not pool.engine.common.needs_model:
+        return None
+    engine = pool.engine.value
+    tokens: int = engine.slots * sequence_tokens(job.spec.task, positions=architecture.positions)
+    if engine.kv_cache_bytes is None:
+        return tokens
+    return min(tokens, parse_bytes(engine.kv_cache_bytes) // _kv_bytes(job, architecture))
+
+
+def _kv_bytes(job: RLJob, architecture: Architecture) -> int:
+    """Of one token."""
+    return architecture.kv_floats * number_bytes(job.spec.trainer)
+
+
+def _generator_bytes(
+    job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None, cache_tokens: int | None
+) -> int | None:
     """Weights twice (the next version is pulled while this one is used), the tensors that it holds where the trainer keeps a base, and the cache: what the job says, else that of all slots."""
     if not pool.engine.common.needs_model:
         return _SIMULATED_BYTES
-    if architecture is None:
+    if architecture is None or cache_tokens is None:
         return None
-    engine, number = pool.engine.value, number_bytes(job.spec.trainer)
-    tokens = sequence_tokens(job.spec.task, positions=architecture.positions)
-    cache: int = engine.slots * tokens * architecture.kv_floats * number
-    if engine.kv_cache_bytes is not None:
-        cache = min(cache, parse_bytes(engine.kv_cache_bytes))
     copies = 3 if job.spec.trainer.keeps_base else 2
-    return _PROCESS_BYTES + copies * architecture.parameters * number + cache
+    weights = copies * architecture.parameters * number_bytes(job.spec.trainer)
+    return _PROCESS_BYTES + weights + cache_tokens * _kv_bytes(job, architecture)
 
 
 def _parameters(number: int | None) -> str:

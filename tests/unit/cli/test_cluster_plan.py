@@ -44,6 +44,9 @@ def test_the_plan_of_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert "chain-sum-checkpoints  1Gi   (the cluster's)  stays" in text
     assert "pool cpu: 1 to 3 generators" in text
     assert lines[-1] == "  all together: 2.00 to 4.00 an hour"
+    weights = lines[lines.index("WEIGHTS, SECONDS FOR EACH VERSION") + 1 :]
+    assert [line.split()[0] for line in weights[:3]] == ["PULL", "trainer", "pool"]
+    assert weights[3] == "  a version: 925 kB"
 
 
 def test_all_objects_come_as_yaml_and_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,9 +95,9 @@ def test_a_replica_takes_as_many_devices_as_its_pod_has_gpus(files: PlanFiles) -
     document["spec"]["trainer"]["pod"] = {"resources": {"limits": {"nvidia.com/gpu": "1", "memory": "8Gi"}}}
     files.write(document, profile())
     done = files.optimise("--devices", "10", "-o", "yaml")
-    warned, found, *_ = done.err
-    assert warned.endswith("name 2 of nvidia.com/gpu, and engine hf takes 1; lower it to 1")
-    assert found == "WHY 4 generators in pool sim and 2 trainer processes"
+    warned = [line for line in done.err if line.startswith("warning: ")]
+    assert warned[1].endswith("name 2 of nvidia.com/gpu, and engine hf takes 1; lower it to 1")
+    assert done.err[len(warned)] == "WHY 4 generators in pool sim and 2 trainer processes"
     objects = list(YAML(typ="safe", pure=True).load_all("\n".join(done.out)))
     sets = {one["metadata"]["name"]: one for one in objects if one["kind"] == "StatefulSet"}
     trainer = sets["simulated-trainer"]

@@ -27,6 +27,7 @@ from streamrl_cli.reporting.page import (
 from streamrl_cli.runner.folder import RunFolder, create_folder
 from streamrl_cli.runner.progress import RunProgress, failures_text
 from streamrl_cli.runner.view import LiveView, PlainView
+from streamrl_cli.weight_stalls import measured_rows
 from support.command import streamrl
 from support.jobs import simulated_job
 
@@ -172,6 +173,21 @@ async def test_a_warning_is_one_line_above_the_view(folder: RunFolder) -> None:
 def test_nothing_lost_is_a_word(folder: RunFolder) -> None:
     write_lines(folder, "steps", [step(0, score_failures={"timeout": 0}, dropped={"reward_failed": 0})])
     assert "<h2>Failed scores and dropped groups</h2><p>None.</p>" in render(read_run(folder.path), plotly_js="")
+
+
+def test_stalls_of_a_version_are_means_by_part(folder: RunFolder) -> None:
+    loads = {"loads": 2, "pull_seconds": 3.0, "pause_seconds": 0.5, "load_seconds": 1.5, "cache_seconds": 1.0}
+    trainer = {"weights_copy_seconds": 0.25, "weights_wait_seconds": 0.0}
+    lines = [step(0, trainer=trainer | {"weights_wait_seconds": 1.0}, weights=loads), step(1, trainer=trainer), step(2)]
+    rows = measured_rows(lines, job=folder.job)
+    assert rows == [
+        ("trainer", "-", "-", "0.25", "-", "-", "0.5", "0.75"),
+        ("generators", "1.5", "0.25", "0", "0.75", "0.5", "-", "1.5"),
+    ]
+    write_lines(folder, "steps", lines)
+    assert "".join(f"<td>{cell}</td>" for cell in rows[1]) in render(read_run(folder.path), plotly_js="")
+    write_lines(folder, "steps", [step(0)])
+    assert "<h2>Weights</h2>" not in render(read_run(folder.path), plotly_js="")
 
 
 @pytest.mark.parametrize("key", ["reward_parts", "queue"])

@@ -17,7 +17,7 @@ Invariants:
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -244,7 +244,8 @@ class EngineLoop:
             self._weights_fault = ""
             self.on_weights(pulled.fetch_s, load_s)
             times = {"fetch_s": pulled.fetch_s, "waited_s": begun_s - pulled.at_s, "load_s": load_s}
-            self._outbox.post(_loaded(pulled.version, **times))
+            parts = {str(part): seconds for part, seconds in self._engine.load_parts.items()}
+            self._outbox.post(_loaded(pulled.version, load_parts=parts, **times))
 
     def _load(self, pulled: Pulled) -> tuple[list[Delta], str]:
         """Runs in the engine's thread. Returns the last deltas of the old weights, and "" or what went wrong.
@@ -331,7 +332,9 @@ class EngineLoop:
         self._wake.set()
 
 
-def _loaded(version: pb.VersionName, **seconds: float) -> pb.GeneratorEvent:
+def _loaded(
+    version: pb.VersionName, *, load_parts: Mapping[str, float] | None = None, **seconds: float
+) -> pb.GeneratorEvent:
     """Only said when the engine has the verified bytes of `version`."""
-    loaded = pb.WeightsLoaded(version=version, engine_hash=version.hash, **seconds)
+    loaded = pb.WeightsLoaded(version=version, engine_hash=version.hash, load_parts=load_parts, **seconds)
     return pb.GeneratorEvent(weights_loaded=loaded)

@@ -230,6 +230,8 @@ async def _train(settings: TrainerSettings, *, loop: StepLoop, status: TrainerSt
     """Connect, train until the end; the first part that fails ends the process."""
     session = loop.session
     status.show(numbers=lambda: _numbers(loop), fault=lambda: _fault(session))
+    totals = status.totals
+    status.totals = lambda: {**totals(), **{f"weights_{part}_seconds": s for part, s in loop.weight_stall_s.items()}}
     address = SchedulerAddress(scheduler=settings.scheduler_address, token=settings.token, tls=settings.variables.tls)
     connection = SchedulerConnection(session, address=address, recorder=status.recorder)
     conversing = asyncio.create_task(connection.run(), name="trainer-connection")

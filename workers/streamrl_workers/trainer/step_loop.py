@@ -148,6 +148,10 @@ class StepLoop:
 
     def __post_init__(self) -> None:
         self._saved_step = len(self.history)
+        self._copy_s = 0.0
+        """Of the version that the next step begins with."""
+        self.weight_stall_s = {"copy": 0.0, "wait": 0.0}
+        """Of all versions since this process began."""
         self._batch_groups = 0
         self._held_out: Sequence[pb.Sample] = ()
 
@@ -195,7 +199,7 @@ class StepLoop:
         self.history = self.history.with_step(group_ids)
         metrics["step_seconds"] = time.monotonic() - begun_s
         with self.recorder.during("weights"):
-            publishing.wait()
+            metrics |= self._stalls(publishing)
             done = pb.StepDone(
                 step=step,
                 group_ids=group_ids,
@@ -209,6 +213,15 @@ class StepLoop:
         self._publish(publishing)
         if self.version % self.checkpoint_interval_steps == 0 or self.version == self.steps:
             self._checkpoint()
+
+    def _stalls(self, publishing: Publishing) -> dict[str, float]:
+        """Wait for the version that the step began with; return how long its copy and this wait kept the step loop."""
+        begun_s = time.monotonic()
+        publishing.wait()
+        stalls = {"copy": self._copy_s, "wait": time.monotonic() - begun_s}
+        for part, seconds in stalls.items():
+            self.weight_stall_s[part] += seconds
+        return {f"weights_{part}_seconds": seconds for part, seconds in stalls.items()}
 
     def _held_out_loss(self, version: int) -> dict[str, float]:
         """Of the weights as they are, where it is due; evaluations of a version come as often."""
@@ -251,8 +264,10 @@ class StepLoop:
             self.session.wait_change(seen_cause=cause, timeout_s=_WAIT_REPORT_S)
 
     def _publish(self, publishing: Publishing) -> None:
+        begun_s = time.monotonic()
         with self.recorder.during("weights"):
             publishing.begin(self.version, self.engine.tensors() | self.engine.probe())
+        self._copy_s = time.monotonic() - begun_s
 
     def _checkpoint(self) -> None:
         step = self.version

@@ -14,6 +14,7 @@ from streamrl.errors import UserError
 from streamrl.spec import RLJob, parse_bytes
 from streamrl.spec.base import BYTES_PATTERN
 from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.gpus import gpus_of_any_maker
 from streamrl_cli.cluster.output import columns
 from streamrl_cli.cluster.sizes.optimize import COSTED_SAMPLES, PERCENT
 from streamrl_cli.cluster.sizes.stages import (
@@ -21,7 +22,6 @@ from streamrl_cli.cluster.sizes.stages import (
     changed_job,
     count_of,
     extrapolated,
-    gpus,
     measured_of,
     pool_profile,
     process_sizes,
@@ -44,6 +44,7 @@ from streamrl_operator.allocation.over_clusters import (
 )
 from streamrl_operator.allocation.stage_times import floor_seconds, generation_curve, training_curve
 from streamrl_operator.planning.estimate import estimate
+from streamrl_operator.planning.weight_times import link_bounds
 
 _TOKEN_BYTES = 8
 """Of a completion on its way home: the token and its log-prob."""
@@ -113,7 +114,9 @@ def _read(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] | N
         tokens=samples * mean,
     )
     links, trainer = _links(job, args, config=config), job.spec.trainer
-    devices = {p.name: max(gpus(p.pod.resources.limits), p.engine.common.devices) for p in job.spec.generators}
+    devices = {
+        p.name: max(gpus_of_any_maker(p.pod.resources.limits), p.engine.common.devices) for p in job.spec.generators
+    }
     question = AllocationProblem(
         pools=[
             _pool(
@@ -218,11 +221,10 @@ def _links(job: RLJob, args: argparse.Namespace, *, config: Mapping[str, Any] | 
         name, _, quantity = one.partition("=")
         given[_among("--link", name, clusters)] = _bytes("--link", quantity)
     http = job.spec.weights.http
-    each = None if http is None else http.remote_bytes_per_second
     uplink = None if http is None else http.uplink_bytes_per_second
     own = {}
     for name in clusters:
-        bounds = [*([given[name]] if name in given else []), *(parse_bytes(one) for one in (each, uplink) if one)]
+        bounds = [*([given[name]] if name in given else []), *link_bounds(job.spec)]
         if not bounds:
             fix = f"add --link {name}=BYTES" + ("" if http is None else ", or spec.weights.http.remoteBytesPerSecond")
             raise UserError(field="--link", rule=f"is not known of cluster {name}", fix=fix)

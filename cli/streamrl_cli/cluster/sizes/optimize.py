@@ -18,6 +18,7 @@ from typing import Any
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.generators import GeneratorPool
+from streamrl.spec.gpus import gpus_of_any_maker
 from streamrl_cli.cluster.output import columns
 from streamrl_cli.cluster.sizes.stages import (
     MEASURE,
@@ -25,7 +26,6 @@ from streamrl_cli.cluster.sizes.stages import (
     changed_job,
     count_of,
     extrapolated,
-    gpus,
     measured_of,
     pool_profile,
     process_sizes,
@@ -193,7 +193,7 @@ def _pool(job: RLJob, args: argparse.Namespace) -> GeneratorPool:
 def _stages(job: RLJob, *, profile: Profile, args: argparse.Namespace, config: Mapping[str, Any] | None) -> Stages:
     pool, file = _pool(job, args), args.file
     measured, trainer = pool_profile(profile, pool, file=file), trainer_profile(profile, job, file=file)
-    replica_devices = max(gpus(pool.pod.resources.limits), pool.engine.common.devices)
+    replica_devices = max(gpus_of_any_maker(pool.pod.resources.limits), pool.engine.common.devices)
     factor = args.length_factor * measured.lengths.turns
     lengths = [tokens * factor for tokens in measured.lengths.tokens]
     samples = job.spec.pipeline.batch_groups * job.spec.task.group_size

@@ -17,6 +17,7 @@ from streamrl.errors import UserError
 from streamrl.spec import RLJob, parse_bytes, parse_job
 from streamrl.spec.base import BYTES_PATTERN
 from streamrl.spec.generators import AutoScaling, GeneratorPool
+from streamrl.spec.gpus import gpus_of_any_maker, names_gpus
 from streamrl_cli.jobfile import apply_overrides
 from streamrl_cli.profiling.record import PoolProfile, Profile, TrainerProfile, model_of, read_profile
 from streamrl_operator.allocation.choice import Allocation, Sizes
@@ -126,10 +127,10 @@ def trainer_changes(job: RLJob, processes: int) -> dict[str, Any]:
     if processes != trainer.processes_per_node:
         cost = Decimal(trainer.cost_per_hour) / trainer.processes_per_node * processes
         changes["spec.trainer.costPerHour"] = str(cost.quantize(_COST_DIGITS).normalize() + Decimal("0.00"))
-        if gpus(trainer.pod.resources.limits):
+        if gpus_of_any_maker(trainer.pod.resources.limits):
             resources = trainer.pod.resources.model_dump(mode="json", by_alias=True, exclude_unset=True)
             changes["spec.trainer.pod.resources"] = {
-                kind: {name: str(processes) if _is_gpu(name) else amount for name, amount in amounts.items()}
+                kind: {name: str(processes) if names_gpus(name) else amount for name, amount in amounts.items()}
                 for kind, amounts in resources.items()
             }
     return changes
@@ -147,16 +148,6 @@ def changed_job(job: RLJob, changes: Mapping[str, Any], *, without: Collection[s
     document["spec"]["generators"] = [one for one in document["spec"]["generators"] if one["name"] not in without]
     apply_overrides(document, [f"{path}={json.dumps(value)}" for path, value in changes.items()])
     return parse_job(document)
-
-
-def gpus(amounts: Mapping[str, str]) -> int:
-    """GPUs among the amounts of a container."""
-    return sum(int(amount) for name, amount in amounts.items() if _is_gpu(name) and amount.isdigit())
-
-
-def _is_gpu(name: str) -> bool:
-    """Whether it is a device plug-in's resource, such as nvidia.com/gpu."""
-    return "/" in name and name.rpartition("/")[2].startswith("gpu")
 
 
 def bound_line(chosen: Allocation, *, floor_s: float) -> str:

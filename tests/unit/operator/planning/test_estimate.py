@@ -195,6 +195,9 @@ def test_a_config_is_found_on_this_machine(tmp_path: Path) -> None:
     (repository / "refs/main").write_text("abc\n")
     (repository / "snapshots/abc/config.json").write_text(json.dumps(QWEN3_8B))
     assert find_config(model, base_dir=tmp_path, hub_dir=tmp_path) == QWEN3_8B
+    outside = full_document()
+    outside["spec"]["model"]["huggingFace"]["revision"] = "../../models--Qwen--Qwen3-8B/refs/main"
+    assert find_config(parse_job(outside).spec.model, base_dir=tmp_path, hub_dir=tmp_path) is None
     (repository / "snapshots/abc/config.json").write_text("[")
     assert find_config(model, base_dir=tmp_path, hub_dir=tmp_path) is None
 

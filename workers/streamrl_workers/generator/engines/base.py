@@ -23,6 +23,9 @@ from streamrl.spec.training import Lora, Sherl
 from streamrl_workers.weights.hashing import TensorBytes
 
 FinishReason = Literal["stop", "length", "error"]
+LoadPart = Literal["copy", "pause", "load", "cache"]
+"""Of `load_weights`: into memory from which the engine loads (it may generate meanwhile); until all requests are held; into the
+engine; keys and values of active requests."""
 
 
 class EngineFailedError(RuntimeError):
@@ -120,6 +123,10 @@ class Engine(Protocol):
         The bytes have been verified, and nobody writes to them. The engine keeps none of these buffers but those of a base
         that came with adapters: if the next version has the same ones, only its adapters are loaded.
         """
+
+    @property
+    def load_parts(self) -> Mapping[LoadPart, float]:
+        """Seconds of the last `load_weights` by part; a part that is missing is in `load`, or took no time."""
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return log-probs at temperature 1 of the last tokens of each sequence, computed together as one batch, by the way of requests.

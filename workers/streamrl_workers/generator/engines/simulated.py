@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 from streamrl.latency import LatencyCurve
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import SimulatedEngineSpec as SimulatedSpec
-from streamrl_workers.generator.engines.base import Delta, FinishReason, KvLoad
+from streamrl_workers.generator.engines.base import Delta, FinishReason, KvLoad, LoadPart
 from streamrl_workers.stream.packing import count_32
 from streamrl_workers.weights.hashing import TensorBytes
 
@@ -133,6 +133,7 @@ class SimulatedEngine:
     ) -> None:
         self.slots = slots
         self.version: int | None = None
+        self.load_parts: Mapping[LoadPart, float] = {}
         self._spec = spec
         self._seed = seed
         self._clock = clock

@@ -213,6 +213,9 @@ class AgentHostEntry:
 
 
 Entry = GeneratorEntry | TrainerEntry | AgentHostEntry
+_NO_LOADS: Mapping[str, float] = {"loads": 0} | {
+    f"{part}_seconds": 0.0 for part in ("pull", "pause", "copy", "load", "cache")
+}
 
 
 class Connections:
@@ -225,6 +228,7 @@ class Connections:
         self._trainer_told = False
         self._changed = asyncio.Event()
         self._traffic: dict[str, Traffic] = {}
+        self._loads = dict(_NO_LOADS)
         self.on_change: Callable[[], None] = lambda: None
         """Somebody has come or gone."""
         self.on_event: Callable[[str, Any], None] = lambda name, event: None
@@ -241,6 +245,20 @@ class Connections:
     def traffic(self, pool: str) -> Traffic:
         """Of all generators of a pool since the start; of the trainer: pool ""."""
         return self._traffic.get(pool, Traffic())
+
+    def loaded(self, loaded: pb.WeightsLoaded) -> None:
+        """Count the seconds of a version that a generator has loaded; one that it had already took none."""
+        if not loaded.load_s:
+            return
+        copy_s, pause_s, cache_s = (loaded.load_parts.get(part, 0.0) for part in ("copy", "pause", "cache"))
+        load_s = loaded.load_s - copy_s - pause_s - cache_s
+        took = (1, loaded.fetch_s, loaded.waited_s + pause_s, copy_s, load_s, cache_s)
+        self._loads = {name: total + more for (name, total), more in zip(self._loads.items(), took, strict=True)}
+
+    def take_loads(self) -> dict[str, float]:
+        """Number of loads and sums of their seconds, since the last call."""
+        loads, self._loads = self._loads, dict(_NO_LOADS)
+        return loads
 
     @property
     def generators(self) -> dict[str, GeneratorEntry]:

@@ -269,6 +269,7 @@ class _Generator(PeerHandler):
 
     def _on_weights_loaded(self, loaded: pb.WeightsLoaded) -> None:
         self.entry.version_step = loaded.version.step
+        self.connections.loaded(loaded)
         self._call(self._core.weights_loaded, self._id, version=loaded.version, now_s=self._now_s())
 
     def _on_weights_failed(self, failed: pb.WeightsFailed) -> None:

@@ -127,7 +127,8 @@ class StatusEndpoint:
         above = logprob_diff.steps_above(step.trainer_metrics, truncated=truncated, bound=self._bound, before=before)
         line = step_line(step, view=self._core.view(), instants=self._instants(), interval_s=interval_s)
         before_cost = cost.total(self._last_line) or 0.0
-        self._last_line = line | {"above_bound": above, "bubbles": self._bubbles()}
+        weights = self._connections.take_loads()
+        self._last_line = line | {"above_bound": above, "bubbles": self._bubbles(), "weights": weights}
         self._step_cost = (cost.total(line) or 0.0) - before_cost
         self._metrics.step_recorded(step)
         self._steps.append(self._last_line)

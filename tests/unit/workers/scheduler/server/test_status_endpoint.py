@@ -77,6 +77,18 @@ def test_each_key_of_a_line_has_a_sentence(observed, tmp_path: Path) -> None:
     assert [set(line) for line in step_lines(tmp_path)] == [set(STEP_LINE)] * 2
 
 
+def test_loads_of_versions_are_summed_by_part_since_the_line_before() -> None:
+    connections = Connections()
+    assert connections.take_loads()["loads"] == 0
+    took = {"fetch_s": 2.0, "waited_s": 0.5, "load_s": 4.0}
+    connections.loaded(pb.WeightsLoaded(**took, load_parts={"copy": 1.0, "pause": 0.25, "load": 2.0, "cache": 0.75}))
+    connections.loaded(pb.WeightsLoaded(**took))
+    connections.loaded(pb.WeightsLoaded())  # it had the version already
+    parts = {"pull": 4.0, "pause": 1.25, "copy": 1.0, "load": 6.0, "cache": 0.75}
+    assert connections.take_loads() == {"loads": 2} | {f"{part}_seconds": seconds for part, seconds in parts.items()}
+    assert connections.take_loads()["loads"] == 0
+
+
 def test_all_reasons_of_a_drop_are_known() -> None:
     dropping = {
         event for events in GROUP_LIFE.values() for event, state in events.items() if state is GroupState.DROPPED

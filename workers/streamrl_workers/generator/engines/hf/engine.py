@@ -12,6 +12,7 @@ Invariants: those of `Engine`. After `load_weights` the keys and values of all a
 anew, so that a log-prob is what a plain forward of the named version gives (invariant 3).
 """
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.base import parse_bytes
 from streamrl.spec.generators import HfEngineSpec as HfSpec
 from streamrl_workers.answer_ends import end_tokens
-from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
+from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad, LoadPart
 from streamrl_workers.generator.engines.hf.adapters import AdaptedParameters
 from streamrl_workers.generator.engines.hf.batch_state import BatchState, draw_tokens
 from streamrl_workers.generator.engines.hf.invariant import InvariantRunner, check_rows_apart
@@ -63,6 +64,7 @@ class HfEngine:
             check_rows_apart(model)
         self.slots = slots
         self.version: int | None = None
+        self.load_parts: Mapping[LoadPart, float] = {}
         limit = limit_tokens(model.config)
         vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
         with torch.inference_mode():
@@ -110,14 +112,17 @@ class HfEngine:
 
     @torch.inference_mode()
     def load_weights(self, *, version: int, tensors: Mapping[str, TensorBytes]) -> list[Delta]:
+        begun_s = time.monotonic()
         self._parameters.load(tensors)
         self._prefill.forget()
         if self.version is None:
             self._runner.check()
         self.version = version
         # Not by replay: the bits of what goes on follow from this moment anyway, and a long sample would never end.
+        loaded_s = time.monotonic()
         self._prefill.fill(self._batch.sequences, first_row=0, replay=False)
         self._batch.restart()
+        self.load_parts = {"load": loaded_s - begun_s, "cache": time.monotonic() - loaded_s}
         return []
 
     @torch.inference_mode()

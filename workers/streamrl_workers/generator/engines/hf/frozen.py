@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import HfEngineSpec as HfSpec
-from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
+from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad, LoadPart
 from streamrl_workers.models.load import load_model
 from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.models.rope import rope_switch, row_positions, split_at_switch
@@ -45,6 +45,7 @@ class FrozenEngine:
     def __init__(self, model: PreTrainedModel, *, slots: int, pass_tokens: int, precision: str = "FP32") -> None:
         """The model becomes the engine's own. `pass_tokens`: of one forward pass; a longer sample is a pass of its own."""
         self.slots = slots
+        self.load_parts: Mapping[LoadPart, float] = {}
         self._vocabulary = model.config.get_text_config().vocab_size
         self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._device = model.device

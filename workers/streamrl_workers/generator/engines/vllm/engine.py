@@ -28,7 +28,7 @@ from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import VllmEngineSpec as VllmSpec
 from streamrl_workers.answer_ends import end_tokens
-from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad
+from streamrl_workers.generator.engines.base import Delta, EngineOptions, KvLoad, LoadPart
 from streamrl_workers.generator.engines.requests import (
     ActiveSequence,
     Requests,
@@ -83,6 +83,7 @@ class VllmEngine:
         self._metrics = _Metrics(labels)
         self._sequences: dict[int, ActiveSequence] = {}  # by lease
         self._age = itertools.count()
+        self.load_parts: Mapping[LoadPart, float] = {}
         self.last_pause_s = 0.0
         """How long the last update kept all requests still."""
 
@@ -121,13 +122,17 @@ class VllmEngine:
         base, adapters = split(tensors)
         self._expected.check(base)
         known = bool(adapters) and is_loaded(base, loaded=self._base)
+        begun_s = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="streamrl-weights-", dir=_place(tensors)) as folder:
             files = _write(Path(folder), base=None if known else base, adapters=adapters)
             paused_s = time.monotonic()  # until here it has generated on
             self._core.pause()
             late = self._deltas(self._core.outputs(timeout_s=0.0))
+            held_s = time.monotonic()
             self._core.update(files, version=version)
-        self.last_pause_s = time.monotonic() - paused_s
+        ended_s = time.monotonic()
+        self.last_pause_s = ended_s - paused_s
+        self.load_parts = {"copy": paused_s - begun_s, "pause": held_s - paused_s, "load": ended_s - held_s}
         self.version = version
         self._base = base if adapters else {}
         return late
