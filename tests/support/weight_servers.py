@@ -10,11 +10,12 @@ from typing import Any
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.tls import Tls
+from streamrl_workers.weights.address import Route
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, describe
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pull import Route, pull
+from streamrl_workers.weights.pull import pull
 from streamrl_workers.weights.store import WeightStore
 
 TOKEN = "secret"

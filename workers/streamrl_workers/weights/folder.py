@@ -39,6 +39,7 @@ from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
 from streamrl_workers.weights.disk_folder import PARTIAL, DiskFolder
 from streamrl_workers.weights.hashing import version_text
+from streamrl_workers.weights.manifest import at_one_place
 from streamrl_workers.weights.source import NotKeptError, Piece, ServedStore, SourceBrokenError, SourceRefusedError
 
 FIELD = "spec.weights.folder.url"
@@ -242,7 +243,7 @@ class FolderSource:
     async def manifest(self, version: pb.VersionName) -> pb.Manifest:
         body = await self._read(f"{_VERSIONS}/{version_text(version)}", begin=0, end=_MANIFEST_BYTES)
         try:
-            return pb.Manifest.FromString(body)
+            return at_one_place(pb.Manifest.FromString(body))
         except DecodeError:
             raise SourceRefusedError(f"{len(body)} bytes that are no manifest") from None
 

@@ -67,12 +67,25 @@ def join_parts(own: pb.Manifest, parts: Mapping[str, pb.Manifest]) -> pb.Manifes
     return whole
 
 
+def at_one_place(manifest: pb.Manifest) -> pb.Manifest:
+    """Return the manifest of a server that gives all slices and deltas of a version itself."""
+    whole = pb.Manifest.FromString(manifest.SerializeToString())
+    whole.ClearField("holders")
+    for entry in whole.tensors:
+        for one in entry.slices:
+            one.holder = 0
+    for delta in whole.deltas:
+        delta.holder = 0
+    return whole
+
+
 def usable_deltas(manifest: pb.Manifest) -> dict[bytes, pb.TensorDelta]:
-    """Return the deltas by the hash of what they make, without those that name no content."""
+    """Return the deltas by the hash of what they make, without those that name no content or holder."""
     return {
         delta.new_hash: delta
         for delta in manifest.deltas
         if all(len(one) == HASH_BYTES for one in (delta.hash, delta.base_hash, delta.new_hash))
+        and delta.holder <= len(manifest.holders)
     }
 
 

@@ -1,25 +1,28 @@
-"""The newest published versions of one rank of the trainer, for a server of weights to serve.
+"""What a server of weights serves: the versions that a rank of the trainer has published, or those that a generator passes on.
 
-    rank 0         publish        (attempt, step, hash)   the manifest of the whole version, which names the ranks that hold the rest
-    other ranks    publish_part   (attempt, step, "")     the manifest of what this rank holds
-
-Owns the bytes of a few versions, and which of them are kept. Does not own how they travel, nor announcing.
-Thread-safe: the trainer publishes from its thread, a server reads from many.
+    WeightStore    rank 0         publish        (attempt, step, hash)   the manifest of the whole version, which names the ranks that hold the rest
+                   other ranks    publish_part   (attempt, step, "")     the manifest of what this rank holds
+    RelayStore     of a generator: a slice as soon as it is verified; who asks for one that is still on its way waits in his connection's thread
 
 With a `DeltaStore` each version's manifest names the deltas that lead to it; they are content like the slices. They are made before the version
 can be pulled, from the bytes that are kept of the version before.
 
+Owns the bytes, and which of them are kept. Does not own how they travel, pulling (`pull.py`), nor announcing. Thread-safe: the trainer publishes
+from its thread, a server reads from many.
+
 Invariants:
 - Published bytes never change: a writable buffer is copied; who publishes a read-only one writes no more to what is under it.
 - A read-only buffer that is published again is neither copied nor hashed again: versions share it.
-- The newest `newest_kept` versions are kept, and at most `_PULLED_KEPT` older ones, only while they are pulled.
+- The newest `newest_kept` versions are kept (of a relay one), and a few older ones, only while they are pulled.
+- A relay gives only verified bytes.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeVar
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.deltas import DeltaStore, KeptSlice, SliceKey
@@ -32,13 +35,20 @@ from streamrl_workers.weights.hashing import (
     row_bytes,
     slice_entry,
 )
-from streamrl_workers.weights.manifest import join_parts
+from streamrl_workers.weights.manifest import at_one_place, join_parts
+from streamrl_workers.weights.source import NotYetError
 
 NEWEST_KEPT = 2
 """The one that generators run and the one that they pull."""
 _PULLED_KEPT = 2
 """Older ones that are kept while pulled. Bounds memory: one more, and the puller of the oldest is told that it is gone."""
 
+_RELAY_WAIT_S = 3.0
+"""Maximum wait for what is on its way to a relay. Then the asker is told how far it is, so that it does not take the relay for dead."""
+_RELAY_PULLED_KEPT = 1
+"""Maximum number of older versions in a relay, while they are pulled."""
+
+_T = TypeVar("_T")
 _Key = tuple[int, int, bytes]
 
 
@@ -176,3 +186,108 @@ def _frozen(data: memoryview) -> memoryview:
     if data.readonly and data.c_contiguous:
         return data.cast("B") if data.nbytes else memoryview(b"")
     return memoryview(data.tobytes())
+
+
+@dataclass(slots=True, kw_only=True)
+class _PassedVersion:
+    version: pb.VersionName
+    mark: Callable[[], int]
+    manifest: pb.Manifest | None = None
+    contents: dict[bytes, memoryview | None] = field(default_factory=dict)
+    """By hash; None: on its way."""
+    pulls: int = 0
+
+
+class RelayStore:
+    """What `WeightStore` is to a trainer."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._kept: list[_PassedVersion] = []  # oldest first
+
+    # ---- the pull's
+
+    def begin(self, version: pb.VersionName, *, mark: Callable[[], int]) -> None:
+        """It is on its way; `mark` rises with each byte."""
+        with self._changed:
+            self._kept = [kept for kept in self._kept if kept.version != version]
+            self._kept.append(_PassedVersion(version=version, mark=mark))
+            self._evict()
+
+    def described(self, manifest: pb.Manifest) -> None:
+        """Give what the version that began last has: all of it from here. Deltas are the trainer's to give, slices are near."""
+        passed = at_one_place(manifest)
+        passed.ClearField("deltas")
+        with self._changed:
+            self._kept[-1].manifest = passed
+            self._kept[-1].contents = dict.fromkeys(
+                (one.hash for entry in manifest.tensors for one in entry.slices), None
+            )
+            self._changed.notify_all()
+
+    def have(self, content_hash: bytes, data: memoryview) -> None:
+        """Verified bytes of it."""
+        with self._changed:
+            self._kept[-1].contents[content_hash] = data.toreadonly()
+            self._changed.notify_all()
+
+    def failed(self) -> None:
+        """It will not come."""
+        with self._changed:
+            self._kept.pop()
+            self._changed.notify_all()
+
+    # ---- the server's
+
+    def versions(self) -> list[pb.VersionName]:
+        """Names of those that are kept or on their way, oldest first."""
+        with self._changed:
+            return [kept.version for kept in self._kept]
+
+    @contextmanager
+    def pulling(self, version: pb.VersionName) -> Iterator[pb.Manifest | None]:
+        """The manifest, or None when the version is not kept; while inside, it is not dropped for being old.
+
+        Raises:
+            NotYetError: it is not there in time.
+        """
+        with self._changed:
+            kept = self._find(version)
+            if kept is not None:
+                kept.pulls += 1
+        try:
+            yield None if kept is None else self._awaited(lambda: kept.manifest, still=lambda: kept in self._kept)
+        finally:
+            with self._changed:
+                if kept is not None:
+                    kept.pulls -= 1
+                self._evict()
+
+    def content(self, content_hash: bytes) -> memoryview | None:
+        """The bytes of this hash; None when no version has them. Raises as `pulling`."""
+        with self._changed:
+            if not self._has(content_hash):
+                return None
+        return self._awaited(lambda: self._content(content_hash), still=lambda: self._has(content_hash))
+
+    def _awaited(self, look: Callable[[], _T | None], *, still: Callable[[], bool]) -> _T | None:
+        with self._changed:
+            self._changed.wait_for(lambda: look() is not None or not still(), _RELAY_WAIT_S)
+            found = look()
+            if found is None and still():
+                raise NotYetError(self._kept[-1].mark())
+            return found
+
+    def _find(self, version: pb.VersionName) -> _PassedVersion | None:
+        return next((kept for kept in self._kept if kept.version == version), None)
+
+    def _has(self, content_hash: bytes) -> bool:
+        return any(content_hash in kept.contents for kept in self._kept)
+
+    def _content(self, content_hash: bytes) -> memoryview | None:
+        return next((kept.contents[content_hash] for kept in self._kept if kept.contents.get(content_hash)), None)
+
+    def _evict(self) -> None:
+        older = [kept for kept in self._kept[:-1] if kept.pulls]
+        self._kept = older[-_RELAY_PULLED_KEPT:] + self._kept[-1:]
+        self._changed.notify_all()

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.deltas import DeltaStore, way
+from streamrl_workers.weights.deltas import DeltaStore, chain_to
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.store import WeightStore
 
@@ -97,7 +97,9 @@ CHAIN = [delta(1, 2), delta(2, 3), delta(3, 4)]
 )
 def test_the_way_from_what_is_held(held: int, deltas: list[pb.TensorDelta], expected: list[pb.TensorDelta]):
     wanted = pb.TensorSlice(size_bytes=100, hash=bytes([4]))
-    found = way(wanted, held=bytes([held]), leading_to={one.new_hash: one for one in deltas})
+    _, found = chain_to(
+        wanted, held={bytes([held]): memoryview(bytes(100))}, leading_to={one.new_hash: one for one in deltas}
+    )
     assert list(found) == expected
 
 

@@ -6,10 +6,18 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.address import BadSourceError, Route, WeightsError
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, entry_of, manifest_hash
-from streamrl_workers.weights.pull import BadSourceError, FetchedTensor, Nearby, Route, WeightsError, pull
-from streamrl_workers.weights.source import NotKeptError, Piece, SourceBrokenError, SourceRefusedError
+from streamrl_workers.weights.pull import HeldTensor, Nearby, pull
+from streamrl_workers.weights.source import (
+    BusyTime,
+    NotKeptError,
+    Piece,
+    SourceBrokenError,
+    SourceRefusedError,
+    WantedSlice,
+)
 from streamrl_workers.weights.store import WeightStore
 
 SIZE = 10_000
@@ -92,11 +100,9 @@ class Stream:
         pass
 
 
-def held(step: int, **options) -> Iterator[tuple[str, FetchedTensor]]:
+def held(step: int, **options) -> Iterator[tuple[str, HeldTensor]]:
     for name, tensor in tensors(step, **options).items():
-        fetched = FetchedTensor(entry=entry_of(name, tensor), buffer=tensor.data)
-        fetched.have(tensor.data)
-        yield name, fetched
+        yield name, HeldTensor(entry_of(name, tensor), tensor.data)
 
 
 async def test_a_piece_that_arrived_while_another_stream_broke_is_not_asked_for_again():
@@ -160,8 +166,8 @@ async def test_streams_that_cannot_be_opened_leave_all_to_the_first(holds: bool)
 
 async def test_a_cache_that_has_all_leaves_nothing_to_fetch_or_to_write():
     class Cache:
-        def begin(self, entries, *, wait_s: float) -> None:
-            pass
+        def begin(self, entries, *, wait_s: float) -> BusyTime:
+            return BusyTime()
 
         def shuffle(self, found) -> None:
             pass
@@ -169,9 +175,13 @@ async def test_a_cache_that_has_all_leaves_nothing_to_fetch_or_to_write():
         def write(self, entry, data) -> None:
             raise AssertionError("it is there")
 
-        async def read(self, entry: pb.TensorSlice) -> memoryview:
+        async def fill(self, wanted: WantedSlice) -> bool:
             await asyncio.sleep(0)
-            return next(t.data for t in tensors(1).values() if bytes_hash(t.data) == entry.hash)
+            wanted.buffer[:] = next(t.data for t in tensors(1).values() if bytes_hash(t.data) == wanted.entry.hash)
+            return True
+
+        def accept(self, wanted: WantedSlice) -> None:
+            pass
 
     server = Server()
     assert await server.pull(server.publish(1), nearby=Nearby(cache=Cache())) == tensors(1)
@@ -211,10 +221,10 @@ async def test_a_cancellation_between_a_break_and_its_siblings_end_is_kept():
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
 async def test_what_cannot_be_made_of_a_delta_is_fetched_whole(error: Exception, monkeypatch: pytest.MonkeyPatch):
-    def failing(*_: object, **__: object) -> memoryview:
+    def failing(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("streamrl_workers.weights.deltas.follow", failing)
+    monkeypatch.setattr("streamrl_workers.weights.deltas._apply", failing)
     server = Server()
     server.publish(1)
     route = server.publish(2)

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.address import BadSourceError, Route, WeightsError
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import BadSourceError, Route, WeightsError
 from streamrl_workers.weights.puller import Puller
 
 

@@ -5,10 +5,10 @@ import threading
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights import relay_store
+from streamrl_workers.weights import store as store_module
 from streamrl_workers.weights.hashing import TensorBytes, describe, manifest_hash
-from streamrl_workers.weights.relay_store import RelayStore
 from streamrl_workers.weights.source import NotYetError
+from streamrl_workers.weights.store import RelayStore
 
 DEADLINE_S = 60.0
 
@@ -35,7 +35,7 @@ def had(store: RelayStore, step: int) -> pb.Manifest:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_store, "_WAIT_S", 0.0)
+    monkeypatch.setattr(store_module, "_RELAY_WAIT_S", 0.0)
 
 
 def test_a_tensor_is_given_when_it_is_verified() -> None:
