@@ -22,8 +22,9 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights import cache as cache_module
 from streamrl_workers.weights import pull as pull_module
 from streamrl_workers.weights.cache import WeightCache
-from streamrl_workers.weights.hashing import describe, tensors_hash
+from streamrl_workers.weights.hashing import bytes_hash, describe, tensors_hash
 from streamrl_workers.weights.pull import Nearby
+from streamrl_workers.weights.source import WantedSlice
 from support.gates import REWARD, Gate
 from support.jobs import simulated_job, write_prompts
 from support.metric_pages import families, series
@@ -66,6 +67,10 @@ class Generator:
         )
         assert tensors == make_tensors()
         return self.fetched, self.cached
+
+
+def wanted(entry: pb.TensorSlice) -> WantedSlice:
+    return WantedSlice(tensor="w", entry=entry, buffer=memoryview(bytearray(entry.size_bytes)))
 
 
 @pytest.fixture(scope="module")
@@ -251,15 +256,48 @@ async def test_a_read_that_the_end_of_its_pull_cut_off_is_not_asked_again(
     with closing(Generator(tmp_path).cache) as cache:
         try:
             cache.begin(entries, wait_s=DEADLINE_S)
-            read = asyncio.create_task(cache.read(entries[0]))
+            read = asyncio.create_task(cache.fill(wanted(entries[0])))
             await asyncio.to_thread(asked.acquire, timeout=DEADLINE_S)
             read.cancel()
             await asyncio.wait([read])
             cache.begin(entries, wait_s=DEADLINE_S)
-            assert [await cache.read(entry) for entry in entries] == [None] * len(entries)
+            assert not any([await cache.fill(wanted(entry)) for entry in entries])
             assert not asked.acquire(blocking=False)
         finally:
             healed.set()
+
+
+async def test_a_read_that_answers_after_its_pull_gave_up_writes_nothing(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory is the trainer's to fill by then."""
+    await warm(tmp_path, address)
+    healed, asked = threading.Event(), threading.Event()
+    opened = cache_module.open_regular
+
+    def hang(path: Path, *, beneath: Path) -> Any:
+        asked.set()
+        assert healed.wait(DEADLINE_S)
+        return opened(path, beneath=beneath)
+
+    monkeypatch.setattr(cache_module, "open_regular", hang)
+    entries = [entry.slices[0] for entry in describe(make_tensors())]
+    with closing(Generator(tmp_path).cache) as cache:
+        late, then = wanted(entries[0]), wanted(entries[0])
+        cache.begin(entries, wait_s=DEADLINE_S)
+        read = asyncio.create_task(cache.fill(late))
+        assert await asyncio.to_thread(asked.wait, DEADLINE_S)
+        read.cancel()
+        await asyncio.wait([read])
+        healed.set()
+        await asyncio.to_thread(wait_for, lambda: not _reads(), what="the end of the read")
+        assert await cache.fill(then)
+        assert bytes_hash(then.buffer) == entries[0].hash
+        assert not any(late.buffer)
+
+
+def _reads() -> bool:
+    return any(thread.name == "weight-cache-read" for thread in threading.enumerate())
 
 
 async def test_a_slow_disk_has_one_time_for_each_pull(
@@ -280,8 +318,7 @@ async def test_a_slow_disk_has_one_time_for_each_pull(
     with closing(slow):
         for _ in range(2):
             slow.begin(entries, wait_s=30)
-            read = [await slow.read(entry) for entry in entries]
-            assert [data is not None for data in read] == [True, True, False, False]
+            assert [await slow.fill(wanted(entry)) for entry in entries] == [True, True, False, False]
             now_s += 1000  # while nothing is read
 
 
@@ -327,6 +364,7 @@ import asyncio, sys, threading
 from pathlib import Path
 from streamrl_workers.weights import cache
 from streamrl_workers.weights.hashing import describe
+from streamrl_workers.weights.source import WantedSlice
 from support.weight_servers import make_tensors
 
 asked = threading.Semaphore(0)
@@ -341,7 +379,8 @@ async def work():
     one = cache.WeightCache(Path(sys.argv[1]), most_bytes=10**9, name="a", was_read=print)
     one.begin(entries, wait_s=1000)
     one.write(entries[0], tensors[min(tensors)].data)
-    reading = asyncio.create_task(one.read(entries[0]))
+    target = WantedSlice(tensor="big", entry=entries[0], buffer=memoryview(bytearray(entries[0].size_bytes)))
+    reading = asyncio.create_task(one.fill(target))
     await asyncio.sleep(0)
     asked.acquire(), asked.acquire()
     reading.cancel()
@@ -364,6 +403,7 @@ import os, signal, sys
 from pathlib import Path
 from streamrl_workers.weights import cache
 from streamrl_workers.weights.hashing import describe
+from streamrl_workers.weights.source import WantedSlice
 from support.weight_servers import make_tensors
 
 class Dying:

@@ -102,7 +102,7 @@ class Address:
         self._target = route.target
         self._opened: list[Source] = []
         self._manifest = pb.Manifest()
-        self._holders: dict[bytes, int] = {}  # by hash of a slice
+        self._holders: dict[tuple[str, int], int] = {}  # by tensor and first row
         self._servers: dict[int, _Server] = {}  # by holder
         self.mark = 0
         """Changes when bytes come to the server at the address, which waits for them itself."""
@@ -127,7 +127,9 @@ class Address:
             self._servers = {0: await self._open_server(target, target.version)}
         manifest = self._servers[0].manifest
         self._manifest = at_one_place(manifest) if target.peer or not self._dials_ranks else manifest
-        self._holders = {one.hash: one.holder for entry in self._manifest.tensors for one in entry.slices}
+        self._holders = {
+            (entry.name, one.first_row): one.holder for entry in self._manifest.tensors for one in entry.slices
+        }
         return self._manifest
 
     async def reach(self, holders: set[int]) -> int:
@@ -144,9 +146,9 @@ class Address:
             self._servers[holder].widen(each)
         return each
 
-    def holder(self, one: pb.TensorSlice) -> int:
+    def holder(self, wanted: WantedSlice) -> int:
         """Return which server has a slice."""
-        return self._holders[one.hash]
+        return self._holders[wanted.tensor, wanted.entry.first_row]
 
     async def fill(self, wanted: WantedSlice) -> bool:
         """Fetch what has not arrived, in pieces at once; a server that waits raises at the end."""
@@ -159,7 +161,7 @@ class Address:
             wanted.missing.remove(piece)
             return None
 
-        holder = self.holder(wanted.entry)
+        holder = self.holder(wanted)
         for waiting in await run_all(*map(one, list(wanted.missing))):
             if waiting is not None:
                 raise waiting
@@ -169,7 +171,7 @@ class Address:
         pass
 
     def refute(self, wanted: WantedSlice, *, got: bytes) -> None:
-        holder = self.holder(wanted.entry)
+        holder = self.holder(wanted)
         rank = f", of rank {self._manifest.holders[holder - 1]}" if holder else ""
         told = f"corrupt: its bytes hash to {got.hex()}, the manifest says {wanted.entry.hash.hex()}"
         raise BadSourceError(f"{self._route}: tensor {wanted.tensor}{rank}: {told}")

@@ -3,7 +3,7 @@
     GET /weights/v2/blake3/versions/<attempt>-<step>-<hash>    its Manifest; the version stays kept while this connection lives
     GET /weights/v2/blake3/content/<hash>                      the bytes of a tensor; `Range: bytes=a-b` is answered
 
-Owns the port, who is let in, requests and status codes. Does not own which versions are kept (`store.py`, `relay_store.py`).
+Owns the port, who is let in, requests and status codes. Does not own which versions are kept (`store.py`).
 
 Invariants:
 - Nobody is given anything before `stream/auth.py` has let him in: by the token of the run, or by the role in his certificate.

@@ -260,7 +260,7 @@ class _Pull:
         missing: defaultdict[int, deque[WantedSlice]] = defaultdict(deque)
         for one in self._slices:
             if not one.is_verified:
-                missing[self._address.holder(one.entry)].append(one)
+                missing[self._address.holder(one)].append(one)
         each = await self._address.reach(set(missing))
         if self._nearby.cache is not None and self._nearby.relay is None:  # a relay takes slices in the order of all
             for slices in missing.values():
