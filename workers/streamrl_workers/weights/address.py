@@ -23,8 +23,10 @@ from streamrl_workers.weights.manifest import at_one_place
 from streamrl_workers.weights.source import (
     BusyTime,
     Piece,
+    SliceSource,
     Source,
     SourceBrokenError,
+    SourceRefusedError,
     SourceWaitingError,
     WantedSlice,
 )
@@ -53,7 +55,7 @@ class PullTimes:
     """Where the time of a pull went. The parts overlap, as several slices are on their way at once."""
 
     manifest: BusyTime = field(default_factory=BusyTime)
-    """Connecting to the address, and waiting for the manifest."""
+    """Connecting to servers, and waiting for their manifests."""
     fetch: BusyTime = field(default_factory=BusyTime)
     """Fetching slices and deltas from servers."""
     deltas: BusyTime = field(default_factory=BusyTime)
@@ -90,7 +92,7 @@ class Route:
         return f"weights of version ({version.attempt}, {version.step}) from {self.target.address}"
 
 
-class Address:
+class Address(SliceSource):
     """A `SliceSource` for one pull, over all its connections."""
 
     def __init__(self, route: Route, *, connect: Connect, arrived: Arrived, dials_ranks: bool) -> None:
@@ -108,11 +110,11 @@ class Address:
         """Changes when bytes come to the server at the address, which waits for them itself."""
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator["Address"]:
+    async def opened(self) -> AsyncIterator[None]:
         """Keep streams to where the version is pulled from now; they are closed at the end."""
         self._target = self._route.target
         try:
-            yield self
+            yield
         finally:
             self._servers = {}
             for source in self._opened:
@@ -140,7 +142,8 @@ class Address:
             rank = pb.WeightsAvailable(version=version, address=self._manifest.holders[holder - 1])
             self._servers[holder] = await self._open_server(rank, version)
 
-        await run_all(*(open_one(holder) for holder in holders - {0}))
+        with self._route.times.manifest.running():
+            await run_all(*(open_one(holder) for holder in holders - {0}))
         each = max(1, min(_STREAMS, _MOST_STREAMS // len(self._servers)))
         for holder in holders:
             self._servers[holder].widen(each)
@@ -167,9 +170,6 @@ class Address:
                 raise waiting
         return True
 
-    def accept(self, wanted: WantedSlice) -> None:
-        pass
-
     def refute(self, wanted: WantedSlice, *, got: bytes) -> None:
         holder = self.holder(wanted)
         rank = f", of rank {self._manifest.holders[holder - 1]}" if holder else ""
@@ -180,8 +180,8 @@ class Address:
         """Fetch what has not arrived of a piece. Raises as `Source.fetch`."""
         if piece.begin == piece.end:
             return  # it arrived while another stream broke
-        if holder not in self._servers:  # it holds deltas alone
-            await self.reach({holder})
+        if holder not in self._servers:
+            raise SourceRefusedError("its holder has no slice that is missing, so there is no stream to it")
         with self._route.times.fetch.running():
             await self._servers[holder].fetch(piece, arrived=partial(self._arrived, self._target))
 

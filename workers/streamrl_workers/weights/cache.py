@@ -36,7 +36,7 @@ from streamrl.files import MissingFileError, directory_beneath, open_regular, re
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.weights.hashing import HASH_ALGORITHM
-from streamrl_workers.weights.source import BusyTime, WantedSlice
+from streamrl_workers.weights.source import BusyTime, SliceSource, WantedSlice
 
 _MOST_FILES = 2**14
 """Small tensors of many versions would else fill a disk's inodes before its bytes."""
@@ -53,7 +53,7 @@ _SILENT = "has not answered yet; it is not asked until it has"
 _log = logging.getLogger(__name__)
 
 
-class WeightCache:
+class WeightCache(SliceSource):
     """The slices in one directory. All methods are called in one event loop."""
 
     def __init__(

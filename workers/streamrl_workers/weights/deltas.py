@@ -21,7 +21,7 @@ from typing import NamedTuple
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.hashing import bytes_hash, reserved
 from streamrl_workers.weights.manifest import usable_deltas
-from streamrl_workers.weights.source import BusyTime, Piece, SourceRefusedError, WantedSlice, in_thread
+from streamrl_workers.weights.source import BusyTime, Piece, SliceSource, SourceRefusedError, WantedSlice, in_thread
 
 _MOST_SHARE = 0.75
 """Of a version: as much as one step can have. Where few bytes change that is many steps; a puller with an older version takes whole slices."""
@@ -117,7 +117,7 @@ Fetch = Callable[[Piece, int], Awaitable[None]]
 """Brings what has not arrived of a content, from its holder; a piece of all of it."""
 
 
-class DeltaChains:
+class DeltaChains(SliceSource):
     """Deltas from held slices, for one pull: over all its connections."""
 
     def __init__(

@@ -93,7 +93,7 @@ class Nearby:
     """Called when a slice is fetched, though its manifest named deltas from what is held."""
 
 
-class _HeldSlices:
+class _HeldSlices(SliceSource):
     """A `SliceSource`: slices of tensors of which others have changed."""
 
     def __init__(self, contents: Mapping[bytes, memoryview]) -> None:
@@ -105,9 +105,6 @@ class _HeldSlices:
             return False
         await in_thread(partial(_copy, found, wanted.buffer))
         return True
-
-    def accept(self, wanted: WantedSlice) -> None:
-        pass
 
     def refute(self, wanted: WantedSlice, *, got: bytes) -> None:
         raise AssertionError(f"held bytes of {wanted.tensor} have changed: they hash to {got.hex()}")

@@ -85,7 +85,7 @@ class SliceSource(Protocol):
 
     def accept(self, wanted: WantedSlice) -> None:
         """Hear that what it filled in is the slice."""
-        ...
+        return
 
     def refute(self, wanted: WantedSlice, *, got: bytes) -> None:
         """Hear that what it filled in hashes to `got`, so another source is asked. Raises BadSourceError: no other has it."""

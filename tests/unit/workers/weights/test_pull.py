@@ -7,6 +7,7 @@ import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.address import BadSourceError, Route, WeightsError
+from streamrl_workers.weights.delta import encode
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, entry_of, manifest_hash
 from streamrl_workers.weights.pull import HeldTensor, Nearby, pull
@@ -230,6 +231,21 @@ async def test_what_cannot_be_made_of_a_delta_is_fetched_whole(error: Exception,
     route = server.publish(2)
     assert await server.pull(route, nearby=Nearby(held=dict(held(1)))) == tensors(2)
     assert len(server.fetched) == 2 * len(NAMES)
+
+
+async def test_a_delta_that_makes_other_bytes_costs_only_the_delta(monkeypatch: pytest.MonkeyPatch):
+    """It is whole and names what is wanted, so only the bytes that it makes show it."""
+
+    def lying(base: memoryview, new: memoryview, **names: object) -> bytes | None:
+        return encode(base, memoryview(bytes(new[:-1]) + b"x"), **names)
+
+    monkeypatch.setattr("streamrl_workers.weights.delta.encode", lying)
+    failures, server = list[int](), Server()
+    server.publish(1)
+    route = server.publish(2)
+    nearby = Nearby(held=dict(held(1)), delta_failed=lambda: failures.append(1))
+    assert await server.pull(route, nearby=nearby) == tensors(2)
+    assert (len(server.fetched), len(failures)) == (2 * len(NAMES), len(NAMES))
 
 
 @pytest.mark.parametrize("size_bytes", [0, SIZE - 1, SIZE + 1, 2**50, 2**63, 2**64 - 1])
