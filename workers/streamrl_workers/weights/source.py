@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from streamrl.proto import stream_pb2 as pb
 
@@ -126,6 +126,12 @@ class BusyTime:
 async def in_thread(call: Callable[[], None]) -> None:
     """Run in a thread, and end after it has ended, cancelled or not: it writes into memory that others use afterwards."""
     work = asyncio.get_running_loop().run_in_executor(None, call)
+    await until_ended(work)
+    work.result()
+
+
+async def until_ended(work: "asyncio.Future[Any]") -> None:
+    """Return when `work` has ended. If this task is cancelled, once or several times, raise that then."""
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -133,9 +139,8 @@ async def in_thread(call: Callable[[], None]) -> None:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        work.exception()
+        work.exception()  # retrieved, so that it is not logged
         raise cancelled
-    work.result()
 
 
 class NotYetError(Exception):

@@ -1,6 +1,7 @@
 """How the streams of a pull share its work, and what one of them that breaks costs."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -18,6 +19,7 @@ from streamrl_workers.weights.source import (
     SourceBrokenError,
     SourceRefusedError,
     WantedSlice,
+    in_thread,
 )
 from streamrl_workers.weights.store import WeightStore
 
@@ -218,6 +220,25 @@ async def test_a_cancellation_between_a_break_and_its_siblings_end_is_kept():
     with pytest.raises(asyncio.CancelledError):
         await server.task
     assert server.opened == 4
+
+
+async def test_a_thread_that_writes_has_ended_when_its_task_has_however_often_that_is_cancelled():
+    begun, go = threading.Event(), threading.Event()
+
+    def write() -> None:
+        begun.set()
+        assert go.wait(DEADLINE_S)
+
+    task = asyncio.create_task(in_thread(write))
+    assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+    for _ in range(3):
+        task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert not task.done()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
