@@ -33,8 +33,8 @@ from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.models.published import Parameters
+from streamrl_workers.weights.address import Route
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
-from streamrl_workers.weights.pull import Route
 
 MAX_TOKENS = 192
 LEAST_PAIRS = 3

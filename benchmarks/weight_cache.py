@@ -18,11 +18,12 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.address import Route
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pull import Nearby, Route, pull
+from streamrl_workers.weights.pull import Nearby, pull
 from streamrl_workers.weights.store import WeightStore
 
 TENSOR_BYTES = 4 * 2**20

@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.address import Route
 from streamrl_workers.weights.folder import FolderSource, FolderWeightServer
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pull import Route, pull
+from streamrl_workers.weights.pull import pull
 from streamrl_workers.weights.source import Source
 from streamrl_workers.weights.store import WeightStore
 

@@ -33,12 +33,12 @@ from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.tls_secrets import Holder, new_ca, new_leaf
 from streamrl_workers.stream.auth import Role
 from streamrl_workers.stream.tls import Tls
+from streamrl_workers.weights.address import Connect, Route
 from streamrl_workers.weights.hashing import TensorBytes, bytes_hash
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pull import Connect, Nearby, Route, pull
-from streamrl_workers.weights.relay_store import RelayStore
-from streamrl_workers.weights.store import WeightStore
+from streamrl_workers.weights.pull import Nearby, pull
+from streamrl_workers.weights.store import RelayStore, WeightStore
 
 SIZES_BYTES = {"64 KiB": 2**16, "1 MiB": 2**20, "16 MiB": 2**24, "256 MiB": 2**28}
 BUFFER_BYTES = 2**20

@@ -361,6 +361,12 @@ GENERATOR = MetricTable(
                 by="source",
             ),
             _counter("weights_served_bytes", "Bytes of weights that were sent to other generators.", unit="bytes"),
+            _counter(
+                "weights_pull_part_seconds",
+                "Time of pulls by part: manifest, fetch, cache, deltas (applying them), verify. Parts overlap.",
+                unit="seconds",
+                by="part",
+            ),
             _counter("weights_pulled_versions", "Weight versions that the engine has taken."),
             _counter(
                 "weights_delta_saved_bytes",

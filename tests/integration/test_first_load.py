@@ -21,8 +21,8 @@ from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models
 from streamrl_workers.trainer.engines.worker import RankWorker
+from streamrl_workers.weights.address import Route
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
-from streamrl_workers.weights.pull import Route
 from support.engine_requests import request, sampling
 from support.model_families import FAMILIES, LONGROPE, save_tiny
 from support.trainer_groups import make_group, trainer_spec

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.address import Route
 from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, tensors_hash
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pull import Route
 from streamrl_workers.weights.puller import Puller
 from streamrl_workers.weights.store import WeightStore
 from support.weight_servers import TOKEN, pull_along

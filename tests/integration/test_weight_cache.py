@@ -22,8 +22,9 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights import cache as cache_module
 from streamrl_workers.weights import pull as pull_module
 from streamrl_workers.weights.cache import WeightCache
-from streamrl_workers.weights.hashing import describe, tensors_hash
+from streamrl_workers.weights.hashing import bytes_hash, describe, tensors_hash
 from streamrl_workers.weights.pull import Nearby
+from streamrl_workers.weights.source import WantedSlice
 from support.gates import REWARD, Gate
 from support.jobs import simulated_job, write_prompts
 from support.metric_pages import families, series
@@ -68,6 +69,10 @@ class Generator:
         return self.fetched, self.cached
 
 
+def wanted(entry: pb.TensorSlice) -> WantedSlice:
+    return WantedSlice(tensor="w", entry=entry, buffer=memoryview(bytearray(entry.size_bytes)))
+
+
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     with weight_server() as (at, _, _):
@@ -76,7 +81,7 @@ def address() -> Iterator[str]:
 
 def files(directory: Path) -> dict[str, Path]:
     """Name of a tensor -> its file, of those that are there."""
-    found = {entry.name: directory / "blake3" / entry.hash.hex() for entry in describe(make_tensors())}
+    found = {entry.name: directory / "blake3" / entry.slices[0].hash.hex() for entry in describe(make_tensors())}
     return {name: path for name, path in found.items() if path.exists()}
 
 
@@ -247,19 +252,52 @@ async def test_a_read_that_the_end_of_its_pull_cut_off_is_not_asked_again(
         healed.wait(DEADLINE_S)
 
     monkeypatch.setattr(cache_module, "open_regular", hang)
-    entries = describe(make_tensors())
+    entries = [entry.slices[0] for entry in describe(make_tensors())]
     with closing(Generator(tmp_path).cache) as cache:
         try:
             cache.begin(entries, wait_s=DEADLINE_S)
-            read = asyncio.create_task(cache.read(entries[0]))
+            read = asyncio.create_task(cache.fill(wanted(entries[0])))
             await asyncio.to_thread(asked.acquire, timeout=DEADLINE_S)
             read.cancel()
             await asyncio.wait([read])
             cache.begin(entries, wait_s=DEADLINE_S)
-            assert [await cache.read(entry) for entry in entries] == [None] * len(entries)
+            assert not any([await cache.fill(wanted(entry)) for entry in entries])
             assert not asked.acquire(blocking=False)
         finally:
             healed.set()
+
+
+async def test_a_read_that_answers_after_its_pull_gave_up_writes_nothing(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory is the trainer's to fill by then."""
+    await warm(tmp_path, address)
+    healed, asked = threading.Event(), threading.Event()
+    opened = cache_module.open_regular
+
+    def hang(path: Path, *, beneath: Path) -> Any:
+        asked.set()
+        assert healed.wait(DEADLINE_S)
+        return opened(path, beneath=beneath)
+
+    monkeypatch.setattr(cache_module, "open_regular", hang)
+    entries = [entry.slices[0] for entry in describe(make_tensors())]
+    with closing(Generator(tmp_path).cache) as cache:
+        late, then = wanted(entries[0]), wanted(entries[0])
+        cache.begin(entries, wait_s=DEADLINE_S)
+        read = asyncio.create_task(cache.fill(late))
+        assert await asyncio.to_thread(asked.wait, DEADLINE_S)
+        read.cancel()
+        await asyncio.wait([read])
+        healed.set()
+        await asyncio.to_thread(wait_for, lambda: not _reads(), what="the end of the read")
+        assert await cache.fill(then)
+        assert bytes_hash(then.buffer) == entries[0].hash
+        assert not any(late.buffer)
+
+
+def _reads() -> bool:
+    return any(thread.name == "weight-cache-read" for thread in threading.enumerate())
 
 
 async def test_a_slow_disk_has_one_time_for_each_pull(
@@ -275,13 +313,12 @@ async def test_a_slow_disk_has_one_time_for_each_pull(
         return opened(path, beneath=beneath)
 
     monkeypatch.setattr(cache_module, "open_regular", crawl)
-    entries = describe(make_tensors())
+    entries = [entry.slices[0] for entry in describe(make_tensors())]
     slow = WeightCache(tmp_path, most_bytes=2 * TOTAL, name="a", was_read=lambda _: None, clock=lambda: now_s)
     with closing(slow):
         for _ in range(2):
             slow.begin(entries, wait_s=30)
-            read = [await slow.read(entry) for entry in entries]
-            assert [data is not None for data in read] == [True, True, False, False]
+            assert [await slow.fill(wanted(entry)) for entry in entries] == [True, True, False, False]
             now_s += 1000  # while nothing is read
 
 
@@ -296,7 +333,7 @@ async def test_a_disk_that_does_not_write_keeps_no_bytes(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(cache_module, "replace_at", hang)
     tensors = make_tensors()
-    entries = {entry.name: entry for entry in describe(tensors)}
+    entries = {entry.name: entry.slices[0] for entry in describe(tensors)}
 
     def write(name: str) -> "weakref.ref[memoryview]":
         data = memoryview(bytes(tensors[name].data))
@@ -327,6 +364,7 @@ import asyncio, sys, threading
 from pathlib import Path
 from streamrl_workers.weights import cache
 from streamrl_workers.weights.hashing import describe
+from streamrl_workers.weights.source import WantedSlice
 from support.weight_servers import make_tensors
 
 asked = threading.Semaphore(0)
@@ -337,11 +375,12 @@ def hang(*_, **__):
 async def work():
     cache.open_regular = cache.replace_at = hang
     tensors = make_tensors()
-    entries = describe(tensors)
+    entries = [entry.slices[0] for entry in describe(tensors)]
     one = cache.WeightCache(Path(sys.argv[1]), most_bytes=10**9, name="a", was_read=print)
     one.begin(entries, wait_s=1000)
-    one.write(entries[0], tensors[entries[0].name].data)
-    reading = asyncio.create_task(one.read(entries[0]))
+    one.write(entries[0], tensors[min(tensors)].data)
+    target = WantedSlice(tensor="big", entry=entries[0], buffer=memoryview(bytearray(entries[0].size_bytes)))
+    reading = asyncio.create_task(one.fill(target))
     await asyncio.sleep(0)
     asked.acquire(), asked.acquire()
     reading.cancel()
@@ -364,6 +403,7 @@ import os, signal, sys
 from pathlib import Path
 from streamrl_workers.weights import cache
 from streamrl_workers.weights.hashing import describe
+from streamrl_workers.weights.source import WantedSlice
 from support.weight_servers import make_tensors
 
 class Dying:
@@ -378,7 +418,7 @@ class Dying:
 opened = os.fdopen
 cache.os.fdopen = lambda handle, mode: Dying(opened(handle, mode))
 tensors = make_tensors()
-entries = [entry for entry in describe(tensors) if entry.name == "big"]
+entries = [entry.slices[0] for entry in describe(tensors) if entry.name == "big"]
 one = cache.WeightCache(Path(sys.argv[1]), most_bytes=10**9, name="a", was_read=print)
 one.begin(entries, wait_s=1)
 one.write(entries[0], tensors["big"].data)

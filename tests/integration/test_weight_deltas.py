@@ -11,7 +11,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.hashing import entry_of, tensors_hash
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pull import FetchedTensor, Nearby
+from streamrl_workers.weights.pull import HeldTensor, Nearby
 from streamrl_workers.weights.store import NEWEST_KEPT, WeightStore
 from support.jobs import simulated_job, write_prompts
 from support.metric_pages import series
@@ -27,13 +27,12 @@ FEW = 0.05
 NEWEST = VERSIONS[-1]
 
 
-def held(step: int) -> dict[str, FetchedTensor]:
+def held(step: int) -> dict[str, HeldTensor]:
     """What a generator has that has pulled this version."""
     found = {}
     for name, tensor in make_tensors(step).items():
         buffer = memoryview(bytearray(tensor.data))
-        found[name] = FetchedTensor(entry=entry_of(name, tensor), buffer=buffer)
-        found[name].have(buffer)
+        found[name] = HeldTensor(entry_of(name, tensor), buffer)
     return found
 
 

@@ -13,10 +13,11 @@ import pytest
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
+from streamrl_workers.weights.address import WeightsError
 from streamrl_workers.weights.disk_folder import DiskFolder
 from streamrl_workers.weights.folder import FolderSource
 from streamrl_workers.weights.hashing import bytes_hash
-from streamrl_workers.weights.pull import Nearby, VersionGoneError, WeightsError
+from streamrl_workers.weights.pull import Nearby, VersionGoneError
 from streamrl_workers.weights.source import Piece, SourceBrokenError
 from support.folder_weights import SIZES, STEPS, TIMEOUT_S, FolderTrainer, pulled, pulls, tensors
 from support.jobs import simulated_job, tiny_job, write_prompts

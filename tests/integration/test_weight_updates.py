@@ -9,7 +9,7 @@ import torch
 from streamrl_workers.generator.engines import create_hf
 from streamrl_workers.generator.engines.base import EngineOptions
 from streamrl_workers.models.published import LORA_B
-from streamrl_workers.weights.pull import Route, WeightsError
+from streamrl_workers.weights.address import Route, WeightsError
 from support.trainer_groups import trainer_spec
 from support.weight_updates import Follower, PublishingTrainer, check_updates, model_folder
 

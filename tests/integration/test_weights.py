@@ -13,8 +13,9 @@ from streamrl_workers.generator.engine_loop import EngineLoop
 from streamrl_workers.generator.engines.simulated import SimulatedEngine
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
+from streamrl_workers.weights.address import Route, WeightsError
 from streamrl_workers.weights.hashing import bytes_hash, tensors_hash
-from streamrl_workers.weights.pull import FetchedTensor, Nearby, Route, VersionGoneError, WeightsError
+from streamrl_workers.weights.pull import HeldTensor, Nearby, VersionGoneError
 from support.engine_requests import request
 from support.ports import free_port
 from support.weight_servers import SIZES, TOKEN, make_tensors, pull_along, pull_from, weight_server
@@ -58,7 +59,7 @@ async def test_what_arrives_is_what_was_published():
 
 
 async def test_what_is_held_is_not_fetched_again():
-    held: dict[str, FetchedTensor] = {}
+    held: dict[str, HeldTensor] = {}
     arrived: list[int] = []
     with weight_server() as (address, _, _):
         await pulled(address, held=held)
@@ -73,7 +74,7 @@ async def test_what_is_held_is_not_fetched_again():
 
 
 async def test_what_is_held_stays_when_a_pull_fails():
-    held: dict[str, FetchedTensor] = {}
+    held: dict[str, HeldTensor] = {}
     with weight_server() as (address, _, _):
         await pulled(address, held=held)
     del held["odd"]
@@ -85,7 +86,7 @@ async def test_what_is_held_stays_when_a_pull_fails():
 
 async def test_a_manifest_with_another_base_is_refused():
     """Its hash is not what was announced, whatever the generator holds."""
-    held: dict[str, FetchedTensor] = {}
+    held: dict[str, HeldTensor] = {}
     with weight_server() as (address, _, _):
         await pulled(address, held=held)
     refused = pytest.raises(WeightsError, match=r"version \(1, 5\) .*its manifest hashes to .*, announced was")

@@ -7,10 +7,11 @@ import asyncio
 import sys
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.address import Route
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.folder import FolderSource, FolderWeightServer
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import Nearby, Route, pull
+from streamrl_workers.weights.pull import Nearby, pull
 from streamrl_workers.weights.store import WeightStore
 
 STEPS = (1, 2, 3)

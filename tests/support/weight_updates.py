@@ -21,10 +21,11 @@ from streamrl_workers.trainer.engines.packing import pack_sample
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models
 from streamrl_workers.trainer.engines.worker import RankWorker
+from streamrl_workers.weights.address import Route
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pull import Nearby, Route
+from streamrl_workers.weights.pull import Nearby
 from streamrl_workers.weights.store import WeightStore
 from support.trainer_groups import make_group
 from support.vllm_models import CHARS, make, save

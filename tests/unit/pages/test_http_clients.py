@@ -32,7 +32,7 @@ from streamrl_pages.http_fetch import FetchError, OversizeError, fetch, one_line
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.rewards.endpoint import EndpointError
 from streamrl_workers.rewards.registry import make_parts
-from streamrl_workers.weights.pull import Route, WeightsError
+from streamrl_workers.weights.address import Route, WeightsError
 from support import hostile_server as hostile
 from support.certificates import Authority
 from support.task_jobs import make_task

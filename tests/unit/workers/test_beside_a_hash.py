@@ -21,10 +21,11 @@ from streamrl_workers.scheduler.journal.check import check_run
 from streamrl_workers.stream.archive import ArchivePosition, ArchiveWriter, read_archive
 from streamrl_workers.stream.digests import seal
 from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore
+from streamrl_workers.weights.address import Route, WeightsError
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.folder import run_identity
 from streamrl_workers.weights.hashing import TensorBytes, entry_of, tensors_hash
-from streamrl_workers.weights.pull import FetchedTensor, Nearby, Route, WeightsError, pull
+from streamrl_workers.weights.pull import HeldTensor, Nearby, pull
 from streamrl_workers.weights.source import NotKeptError, Piece, SourceRefusedError
 from streamrl_workers.weights.store import WeightStore
 from support.changed_fields import changed_documents, changed_messages, changed_rows, filled, tables
@@ -71,8 +72,7 @@ class ForeignSource:
     async def pulled(self, target: pb.WeightsAvailable) -> dict[str, TensorBytes]:
         held = {}
         for name, tensor in tensors(1).items():
-            held[name] = FetchedTensor(entry=entry_of(name, tensor), buffer=tensor.data)
-            held[name].have(tensor.data)
+            held[name] = HeldTensor(entry_of(name, tensor), tensor.data)
         return await pull(Route(target), timeout_s=DEADLINE_S, connect=self.connect, nearby=Nearby(held=held))
 
     async def connect(self, _: pb.WeightsAvailable) -> "ForeignSource":
@@ -115,7 +115,7 @@ async def test_each_field_of_a_manifest_and_its_deltas() -> None:
     assert not await _refused(source, target, of="nothing is changed")
     for field, changed in changed_messages(source.written):
         source.given = changed
-        assert await _refused(source, target, of=field) != field.startswith("deltas"), field
+        assert await _refused(source, target, of=field) != field.startswith(("deltas", "holders")), field
 
 
 async def test_each_field_of_an_announcement() -> None:
@@ -128,7 +128,8 @@ async def test_each_field_of_an_announcement() -> None:
 async def test_each_byte_of_a_tensor_and_of_a_delta() -> None:
     source = ForeignSource()
     target = pb.WeightsAvailable(version=source.version, address="there")
-    for content in {entry.hash for entry in (*source.written.tensors, *source.written.deltas)}:
+    slices = [one for entry in source.written.tensors for one in entry.slices]
+    for content in {one.hash for one in (*slices, *source.written.deltas)}:
         data = source.store.content(content)
         assert data is not None
         for place in sorted({*range(0, len(data), 97), *range(min(len(data), 96)), len(data) - 1}):

@@ -1,13 +1,14 @@
 """What a generator shows on its signals port: its metrics, keys of its status. Does not own the server, the values."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamrl_workers.generator.engine_loop import EngineLoop, EngineStatus
 from streamrl_workers.generator.link import GeneratorLink
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.metrics.signals import Signals, WallMetrics
+from streamrl_workers.weights.address import PullTimes
 
 _SOURCES = ("trainer", "peer", "cache")
 """Of weights."""
@@ -25,12 +26,19 @@ class GeneratorStatus:
         self._weights_bytes = dict.fromkeys(_SOURCES, 0)
         for source in _SOURCES:
             metrics.begin("weights_pulled_bytes", source)
+        for part in PullTimes().seconds():
+            metrics.begin("weights_pull_part_seconds", part)
         self._delta_saved_bytes = self._delta_failures = 0
 
     def weights_arrived(self, size_bytes: int, *, source: str = "trainer") -> None:
         """So many bytes more of a version on its way."""
         self._metrics.add("weights_pulled_bytes", size_bytes, source)
         self._weights_bytes[source] += size_bytes
+
+    def weights_pull_times(self, seconds: Mapping[str, float]) -> None:
+        """Count the seconds of a pull, by part."""
+        for part, spent_s in seconds.items():
+            self._metrics.add("weights_pull_part_seconds", spent_s, part)
 
     def delta_used(self, saved_bytes: int) -> None:
         """A tensor was made of the one before; so many bytes were not fetched."""

@@ -1,7 +1,7 @@
 """A generator's side of the weights: where they are pulled from, what is near, and what is passed on to other generators."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -9,12 +9,13 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_bytes
 from streamrl_workers.generator.settings import GeneratorSettings
 from streamrl_workers.generator.status import GeneratorStatus
+from streamrl_workers.weights.address import Route, WeightsError
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import Nearby, Route, WeightsError, pull
+from streamrl_workers.weights.pull import Nearby, pull
 from streamrl_workers.weights.puller import Pull
-from streamrl_workers.weights.relay_store import RelayStore
 from streamrl_workers.weights.source import Source
+from streamrl_workers.weights.store import RelayStore
 from streamrl_workers.weights.transports import TRANSPORTS, WeightServer
 
 
@@ -30,7 +31,7 @@ class GeneratorWeights:
         if (server := self._server) is not None:
             status.served_bytes = lambda: server.served_bytes
         nearby = Nearby(cache=self._cache, relay=relay, delta_used=status.delta_used, delta_failed=status.delta_failed)
-        self.pull = pull_of(settings, arrived=status.weights_arrived, nearby=nearby)
+        self.pull = pull_of(settings, arrived=status.weights_arrived, nearby=nearby, taken=status.weights_pull_times)
         self.address = "" if server is None else _reached_at(server, settings)
         """Where other generators get weights from this one; empty: nowhere."""
 
@@ -42,8 +43,16 @@ class GeneratorWeights:
             await asyncio.to_thread(self._server.close)
 
 
-def pull_of(settings: GeneratorSettings, *, arrived: Callable[..., None], nearby: Nearby) -> Pull:
-    """How this job moves weights; `arrived` is told of all bytes that came over the network, with their `source`.
+def pull_of(
+    settings: GeneratorSettings,
+    *,
+    arrived: Callable[..., None],
+    nearby: Nearby,
+    taken: Callable[[Mapping[str, float]], None] = lambda _: None,
+) -> Pull:
+    """How this job moves weights.
+
+    `arrived` is called with all bytes that came over the network, and their `source`; `taken` with the seconds of each pull, by part.
 
     With deltas it holds the tensors of the version before; also where the trainer keeps a base, for that. Into a base in float32 adapters are
     merged, in a thread; beside one of fewer digits the engine computes them (`models/published.py`).
@@ -65,8 +74,14 @@ def pull_of(settings: GeneratorSettings, *, arrived: Callable[..., None], nearby
 
     async def pulled(route: Route) -> dict[str, TensorBytes]:
         tensors = await pull(
-            route, timeout_s=transport.value.timeout_seconds, connect=connect, arrived=told, nearby=nearby
+            route,
+            timeout_s=transport.value.timeout_seconds,
+            connect=connect,
+            arrived=told,
+            nearby=nearby,
+            dials_ranks=not settings.weights_address,
         )
+        taken(route.times.seconds())
         if not holds:
             nearby.held.clear()
         return await asyncio.to_thread(_merged, tensors) if merges else tensors

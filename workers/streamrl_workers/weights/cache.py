@@ -1,13 +1,13 @@
-"""A directory of tensors by the hashes of their bytes, on a node's disk or on a volume that many generators share; asked before the trainer.
+"""A directory of slices by the hashes of their bytes, on a node's disk or on a volume that many generators share: a `SliceSource`.
 
-    DIRECTORY/blake3/<hash>          the bytes of one tensor, of whatever version, job or trainer
+    DIRECTORY/blake3/<hash>          the bytes of one slice, of whatever version, job or trainer
     DIRECTORY/blake3/.partial-...    one that is being written
 
-Owns the files: they are verified when they are read, written beside and renamed, and the oldest are removed. Does not own which tensors are
-wanted (`pull.py`). There are no locks: equal names have equal bytes, so it does not matter who writes a file, who removes it, or who dies.
+Owns the files: they are written beside and renamed, those that were damaged and the oldest are removed. Does not own which slices are
+wanted, nor verifying them (`pull.py`). There are no locks: equal names have equal bytes, so it does not matter who writes a file, who removes it, or who dies.
 
 Invariants:
-- What `read` gives hashes to its name and lies in memory of its own: nobody who writes to the directory can change it afterwards.
+- What `fill` gives lies in the puller's memory: a writer to the directory cannot change it afterwards.
 - A pull waits for this directory no longer than it gives time for; errors are told in one line each. While a read hangs that is not waited for
   any more, nothing is read or written.
 - Writing is behind the pull, in one thread; what is not written when the next pull begins is left out, and so is what comes while that thread
@@ -29,13 +29,14 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from queue import Empty, Full, Queue
-from typing import Any
+from typing import Any, BinaryIO
 
 from streamrl.errors import UserError
 from streamrl.files import MissingFileError, directory_beneath, open_regular, replace_at
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.process.daemon_thread import begin_in_thread
-from streamrl_workers.weights.hashing import HASH_ALGORITHM, bytes_hash, reserved
+from streamrl_workers.weights.hashing import HASH_ALGORITHM
+from streamrl_workers.weights.source import BusyTime, SliceSource, WantedSlice
 
 _MOST_FILES = 2**14
 """Small tensors of many versions would else fill a disk's inodes before its bytes."""
@@ -45,13 +46,15 @@ _NAME = re.compile(rf"[0-9a-f]{{64}}|{re.escape(_PARTIAL)}\w{{8}}")
 _FORSAKEN_S = 3600.0
 """A partial file so much older than the newest file has no writer any more. By the times of the volume itself: clocks of nodes differ."""
 _READABLE = 0o644
+_PART_BYTES = 4 * 2**20
+"""Read at once."""
 _SILENT = "has not answered yet; it is not asked until it has"
 
 _log = logging.getLogger(__name__)
 
 
-class WeightCache:
-    """The tensors in one directory. All methods are called in one event loop."""
+class WeightCache(SliceSource):
+    """The slices in one directory. All methods are called in one event loop."""
 
     def __init__(
         self,
@@ -68,53 +71,58 @@ class WeightCache:
         self._most_bytes = most_bytes
         self._was_read = was_read
         self._random = random.Random(name)
-        self._clock = clock
         self._pull = 0
-        self._left_s = self._charged_s = 0.0  # of this pull's time, and when it was counted last
-        self._reads = 0  # that are waited for
-        self._left_behind: list[Future[memoryview | None]] = []  # reads that nobody waits for any more
+        self._clock = clock
+        self._reading = BusyTime(clock)  # of this pull
+        self._wait_s = 0.0  # the most of it
+        self._left_behind: list[Future[bool]] = []  # reads that nobody waits for any more
         self._waiting: Queue[tuple[int, str, Callable[[], None]] | None] = Queue(_MOST_FILES)
         self._writes_for: int | None = None  # the pull for which the thread is at work
         self._has_room = False  # known and used in the thread alone
         self._told: set[str] = set()
         threading.Thread(target=self._write_all, name="weight-cache", daemon=True).start()
 
-    def begin(self, entries: Iterable[pb.TensorEntry], *, wait_s: float) -> None:
-        """A pull of these begins: what an earlier one has not written is forgotten, and what is too much is removed.
+    def begin(self, entries: Iterable[pb.TensorSlice], *, wait_s: float) -> BusyTime:
+        """Begin a pull of these: forget what an earlier one has not written, and remove what is too much. Returns the time of its reads.
 
-        `wait_s`: for which it waits for reads, all in all. Reads at once count once.
+        `wait_s`: maximum of that time.
         """
         self._forget()
         self._pull += 1
-        self._left_s = wait_s
+        self._wait_s, self._reading = wait_s, BusyTime(self._clock)
         sizes = {entry.hash.hex(): entry.size_bytes for entry in entries}
         self._waiting.put_nowait((self._pull, "prepared", lambda: self._make_room(sizes)))
+        return self._reading
 
     def shuffle(self, tensors: MutableSequence[Any]) -> None:
         """Bring them into an order of this process's own: of several that pull at once each finds what others have written."""
         self._random.shuffle(tensors)
 
-    async def read(self, entry: pb.TensorEntry) -> memoryview | None:
-        """The verified bytes of a tensor; None: they are to be had elsewhere."""
-        if self._left_s <= 0 or not self._answers():
-            return None
-        self._charge(reads=1)
-        reading = begin_in_thread(lambda: self._read(entry), name="weight-cache-read")
-        try:
-            async with asyncio.timeout(self._left_s):
-                data = await asyncio.wrap_future(reading)
-        except TimeoutError:
-            self._tell(_SILENT)
-            return None
-        finally:
-            self._charge(reads=-1)
-            if not reading.done():
-                self._left_behind.append(reading)
-        if data is not None:
-            self._was_read(len(data))
-        return data
+    async def fill(self, wanted: WantedSlice) -> bool:
+        left_s = self._wait_s - self._reading.seconds
+        if left_s <= 0 or not self._answers():
+            return False
+        target = _Target(wanted)
+        with self._reading.running():
+            reading = begin_in_thread(lambda: self._read(target), name="weight-cache-read")
+            try:
+                async with asyncio.timeout(left_s):
+                    return await asyncio.wrap_future(reading)
+            except TimeoutError:
+                self._tell(_SILENT)
+                return False
+            finally:
+                target.close()
+                if not reading.done():
+                    self._left_behind.append(reading)
 
-    def write(self, entry: pb.TensorEntry, data: memoryview) -> None:
+    def accept(self, wanted: WantedSlice) -> None:
+        self._was_read(wanted.entry.size_bytes)
+
+    def refute(self, wanted: WantedSlice, *, got: bytes) -> None:
+        self._mend(wanted.entry.hash.hex())
+
+    def write(self, entry: pb.TensorSlice, data: memoryview) -> None:
         """Keep these verified bytes, later."""
         if self._writes_for in (None, self._pull) and self._answers():
             name = entry.hash.hex()
@@ -132,12 +140,10 @@ class WeightCache:
             self._tell(_SILENT)
         return not self._left_behind
 
-    def _charge(self, *, reads: int) -> None:
-        """So many more are waited for; until now it was for as many as before."""
-        now_s = self._clock()
-        self._left_s -= (now_s - self._charged_s) if self._reads else 0.0
-        self._charged_s = now_s
-        self._reads += reads
+    def _mend(self, name: str) -> None:
+        self._tell("has a file that is not what was written; such files are removed and written anew")
+        with suppress(Full):
+            self._waiting.put_nowait((self._pull, "mended", lambda: self._remove(name)))
 
     def _forget(self) -> None:
         with suppress(Empty):
@@ -165,28 +171,22 @@ class WeightCache:
             self._told.add(text)
             _log.warning("weight cache %s: %s. Weights come from the trainer instead", self._directory, text)
 
-    def _read(self, entry: pb.TensorEntry) -> memoryview | None:
-        path = self._files / entry.hash.hex()
+    def _read(self, target: "_Target") -> bool:
+        path = self._files / target.wanted.entry.hash.hex()
         try:
             with open_regular(path, beneath=self._directory) as file:
-                data = reserved(entry.size_bytes)
-                is_whole = file.readinto(data) == entry.size_bytes and not file.read(1)  # type: ignore[attr-defined] # of BufferedReader
+                is_whole = target.take(file)
         except MissingFileError:
-            return None
+            return False
         except UserError as error:
             self._tell(f"cannot be read: {error.rule}")
-            return None
+            return False
         except OSError as error:
             self._tell(f"cannot be read: {error.strerror or error}")
-            return None
-        except MemoryError as error:
-            self._tell(f"cannot be read: {error}")
-            return None
-        if is_whole and bytes_hash(data) == entry.hash:
-            return data
-        self._tell("has a file that is not what was written; such files are removed and written anew")
-        self._tried("mended", lambda: self._remove(path.name))
-        return None
+            return False
+        if not is_whole:
+            self._mend(path.name)
+        return is_whole
 
     def _remove(self, name: str) -> None:
         with directory_beneath(self._directory, self._files) as here:
@@ -223,6 +223,33 @@ class WeightCache:
             beside = f"{_PARTIAL}{secrets.token_hex(4)}"
             # without fsync: what a power cut leaves is verified like everything
             replace_at(here, name, data, beside=beside, mode=_READABLE, durable=False)
+
+
+class _Target:
+    """Memory that a read fills, as long as its puller waits: a disk that hangs may answer when others use it."""
+
+    def __init__(self, wanted: WantedSlice) -> None:
+        self.wanted = wanted
+        self._lock = threading.Lock()
+        self._is_open = True
+
+    def close(self) -> None:
+        """Take nothing more."""
+        with self._lock:
+            self._is_open = False
+
+    def take(self, file: BinaryIO) -> bool:
+        """Return whether the file has as many bytes as the slice; they are in its memory then, unless it was closed."""
+        part = memoryview(bytearray(min(_PART_BYTES, len(self.wanted.buffer))))
+        for begin in range(0, len(self.wanted.buffer), _PART_BYTES):
+            some = part[: len(self.wanted.buffer) - begin]
+            if file.readinto(some) != len(some):  # type: ignore[attr-defined] # of BufferedReader
+                return False
+            with self._lock:
+                if not self._is_open:
+                    return True
+                self.wanted.buffer[begin : begin + len(some)] = some
+        return not file.read(1)
 
 
 def _found(directory: int) -> list[tuple[float, str, int]]:

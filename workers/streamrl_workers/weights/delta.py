@@ -1,4 +1,4 @@
-"""The bytes by which a tensor differs from the same tensor in an earlier version: made (`encode`), applied (`apply`).
+"""The bytes by which a slice of a tensor differs from the same slice in an earlier version: made (`encode`), applied (`apply`).
 
     header   magic, bytes of an element, bytes of the tensor, hash of the base, hash of the result
     blocks   of `_BLOCK_ELEMENTS`: changed elements, bytes of gaps, bytes of each packed part; then the parts, packed by zstd:
@@ -11,8 +11,7 @@ as integers, modulo 2^bits, its sign in the lowest bit. A block without gaps has
 Pure: bytes in, bytes out. Does not own which versions there are deltas between, nor how they travel. The one place of `weights/` with numpy.
 
 Invariants:
-- What `apply` returns lies in memory of its own and hashes to the name of the result. Anything else raises `DeltaError`; the base is never written.
-- Whatever a delta says, `apply` takes memory for one tensor of the base's size, and for each processor some times a block's.
+- `apply` writes nothing but the memory it is given, of the base's size; whatever a delta says, it takes some times a block's for each processor.
 - A delta applies to its base alone: one that was applied already is refused.
 """
 
@@ -26,7 +25,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from streamrl_workers.weights.hashing import bytes_hash, reserved
+from streamrl_workers.weights.hashing import bytes_hash
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -93,14 +92,15 @@ def encode(
     return b"".join(parts)
 
 
-def apply(delta: memoryview, *, base: memoryview, base_hash: bytes, new_hash: bytes) -> memoryview:
-    """The tensor that `delta` makes of `base`, verified, in new memory.
+def apply(delta: memoryview, *, base: memoryview, base_hash: bytes, new_hash: bytes, into: memoryview) -> None:
+    """Write what `delta` makes of `base`. The caller verifies that it hashes to `new_hash`.
 
     Args:
         delta: as it arrived.
-        base: bytes of the tensor as it is held; they are left alone.
-        base_hash: what `base` was verified to hash to.
+        base: bytes of the slice as it is held.
+        base_hash: what `base` hashes to.
         new_hash: what is wanted.
+        into: memory of equal size, which is undefined after an error. It may be `base` itself.
 
     Raises:
         DeltaError: damaged, not of this base, not to this result.
@@ -110,14 +110,11 @@ def apply(delta: memoryview, *, base: memoryview, base_hash: bytes, new_hash: by
         raise DeltaError(f"it is for a base of {_short(head.base_hash)}, held is {_short(base_hash)}")
     if head.new_hash != new_hash:
         raise DeltaError(f"it makes {_short(head.new_hash)}, wanted is {_short(new_hash)}")
-    result = reserved(len(base))
-    targets = _blocks(result, head.width)
+    assert len(into) == len(base), "two versions of one slice have one size"
+    targets = _blocks(into, head.width)
     bodies = _bodies(delta[_HEADER.size : -_HASH_BYTES], elements=[len(one) for one in targets], width=head.width)
     for _ in _at_once(_decoded, zip(_blocks(base, head.width), targets, bodies, strict=True)):
         pass
-    if bytes_hash(result) != new_hash:
-        raise DeltaError(f"what it makes does not hash to {_short(new_hash)}")
-    return result
 
 
 def _head(delta: memoryview) -> _Head:

@@ -1,14 +1,13 @@
-"""Which deltas there are between the versions of a trainer, and which of them lead from a tensor that is held to one that is wanted.
+"""Which deltas there are between the versions of a trainer's rank; and slices made by them of those that are held, a `SliceSource`.
 
     version        5 ──────▶ 6 ──────▶ 7        a manifest of 7 names the deltas of both steps
-    held by        a puller that has 5 takes two for each tensor, one that has 6 takes one, one that has nothing takes the tensors
+    held by        a puller that has 5 takes two for each slice, one that has 6 takes one, one that has nothing takes the slices
 
-Owns the bytes of the newest deltas, their bound, and making a tensor of one that is held. Does not own what is in a delta (`delta.py`), the
-tensors, or how bytes travel (`pull.py`).
+Owns the bytes of the newest deltas, and their bound. Does not own what is in a delta (`delta.py`), the slices, nor how bytes travel (`address.py`).
 
 Invariants:
 - The deltas have at most `_MOST_SHARE` of the bytes of a version, and are of at most `_MOST_STEPS` steps; the oldest go first.
-- A way is shorter than the tensor, whatever a manifest says.
+- A chain is shorter than the slice, whatever a manifest says.
 """
 
 import asyncio
@@ -17,16 +16,15 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from math import prod
 from typing import NamedTuple
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.hashing import bytes_hash, reserved
 from streamrl_workers.weights.manifest import usable_deltas
-from streamrl_workers.weights.source import Piece, SourceRefusedError
+from streamrl_workers.weights.source import BusyTime, Piece, SliceSource, SourceRefusedError, WantedSlice, in_thread
 
 _MOST_SHARE = 0.75
-"""Of a version: as much as one step can have. Where few bytes change that is many steps; a puller that is further behind takes whole tensors."""
+"""Of a version: as much as one step can have. Where few bytes change that is many steps; a puller with an older version takes whole slices."""
 _MOST_STEPS = 8
 """Each delta has an entry in each manifest."""
 
@@ -36,11 +34,16 @@ _Step = dict[bytes, tuple[pb.TensorDelta, memoryview]]
 """By hash of the delta."""
 
 
-class KeptTensor(NamedTuple):
+class KeptSlice(NamedTuple):
     """Bytes that never change, and what they are."""
 
     data: memoryview
-    entry: pb.TensorEntry
+    entry: pb.TensorSlice
+    element_bytes: int
+
+
+SliceKey = tuple[str, int]
+"""Name of the tensor, first row: slices of two versions are compared where both are the same."""
 
 
 class DeltaStore:
@@ -55,7 +58,7 @@ class DeltaStore:
         self.seconds = 0.0
         """That it took."""
 
-    def make(self, before: Mapping[str, KeptTensor], after: Mapping[str, KeptTensor]) -> list[pb.TensorDelta]:
+    def make(self, before: Mapping[SliceKey, KeptSlice], after: Mapping[SliceKey, KeptSlice]) -> list[pb.TensorDelta]:
         """Make those from the version before to this one; what can be had then, oldest first."""
         begun_s = time.perf_counter()
         step: _Step = {}
@@ -67,7 +70,7 @@ class DeltaStore:
                 _log.warning("no deltas to this version: %s", str(error) or type(error).__name__)
             self._has_failed = True
             step.clear()
-        most_bytes = int(_MOST_SHARE * sum(tensor.entry.size_bytes for tensor in after.values()))
+        most_bytes = int(_MOST_SHARE * sum(one.entry.size_bytes for one in after.values()))
         with self._lock:
             self._steps.append(step)
             while sum(map(_size_bytes, self._steps)) > most_bytes:
@@ -82,11 +85,11 @@ class DeltaStore:
             return next((step[content_hash][1] for step in self._steps if content_hash in step), None)
 
 
-def _made(base: KeptTensor, new: KeptTensor) -> _Step:
+def _made(base: KeptSlice, new: KeptSlice) -> _Step:
     from streamrl_workers.weights.delta import encode  # numpy
 
     before, after = base.entry.hash, new.entry.hash
-    made = encode(base.data, new.data, width=_width(new.entry), base_hash=before, new_hash=after)
+    made = encode(base.data, new.data, width=new.element_bytes, base_hash=before, new_hash=after)
     if made is None:
         return {}
     data = memoryview(made)
@@ -95,110 +98,126 @@ def _made(base: KeptTensor, new: KeptTensor) -> _Step:
 
 
 def _changed(
-    before: Mapping[str, KeptTensor], after: Mapping[str, KeptTensor]
-) -> Iterable[tuple[KeptTensor, KeptTensor]]:
+    before: Mapping[SliceKey, KeptSlice], after: Mapping[SliceKey, KeptSlice]
+) -> Iterable[tuple[KeptSlice, KeptSlice]]:
     """Base and new of each content once: names may share their bytes."""
     pairs = {}
-    for name, new in after.items():
-        base = before.get(name)
+    for key, new in after.items():
+        base = before.get(key)
         if base is not None and base.entry.hash != new.entry.hash and base.entry.size_bytes == new.entry.size_bytes:
             pairs[base.entry.hash, new.entry.hash] = base, new
     return pairs.values()
-
-
-def _width(entry: pb.TensorEntry) -> int:
-    """Bytes of an element."""
-    return entry.size_bytes // max(1, prod(entry.shape))
 
 
 def _size_bytes(step: _Step) -> int:
     return sum(entry.size_bytes for entry, _ in step.values())
 
 
-Fetch = Callable[[Piece], Awaitable[None]]
-"""Brings what has not arrived of a content; a piece of all of it."""
+Fetch = Callable[[Piece, int], Awaitable[None]]
+"""Brings what has not arrived of a content, from its holder; a piece of all of it."""
 
 
-class DeltaChains:
-    """Tensors made of those that are held, for one pull: over all its connections."""
+class DeltaChains(SliceSource):
+    """Deltas from held slices, for one pull: over all its connections."""
 
-    def __init__(self, *, used: Callable[[int], None], failed: Callable[[], None]) -> None:
-        """`used` is told of bytes that were not fetched, `failed` that a tensor is fetched all the same."""
+    def __init__(
+        self,
+        *,
+        held: Mapping[bytes, memoryview],
+        fetch: Fetch,
+        applying: BusyTime,
+        used: Callable[[int], None],
+        failed: Callable[[], None],
+    ) -> None:
+        """`used` is called with the bytes that were not fetched, `failed` when a slice is fetched all the same."""
+        self._held = held
+        self._fetch = fetch
+        self._applying = applying
         self._used = used
         self._failed = failed
         self._leading_to: dict[bytes, pb.TensorDelta] = {}
         self._arriving: dict[bytes, Piece] = {}  # or there, by hash of the delta
-        self._fetching: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)  # names may share a delta
-        self._useless: set[str] = set()  # tensors whose deltas could not be used: they are not tried again
+        self._fetching: defaultdict[bytes, asyncio.Lock] = defaultdict(asyncio.Lock)  # slices may share a delta
+        self._saved: dict[WantedSlice, int] = {}
+        self._useless = set[WantedSlice]()  # their deltas could not be used: they are not tried again
 
     @property
     def arrived_bytes(self) -> int:
-        """Of deltas. May be asked by any thread."""
+        """Bytes of deltas. May be asked by any thread."""
         return sum(piece.begin for piece in list(self._arriving.values()))
 
-    def leading(self, manifest: pb.Manifest) -> None:
-        """What the source of the moment offers."""
+    def follow(self, manifest: pb.Manifest) -> None:
+        """Take the deltas that a source offers, instead of those of the source before."""
         self._leading_to = usable_deltas(manifest)
 
-    async def read(self, wanted: pb.TensorEntry, *, base: KeptTensor, fetch: Fetch) -> memoryview | None:
-        """The verified bytes of a tensor, made of `base`; None: there is no way, or what was fetched is none.
-
-        Raises what `fetch` raises of a connection that broke, or of a source that waits.
-        """
-        deltas = way(wanted, held=base.entry.hash, leading_to=self._leading_to)
-        if not deltas or wanted.name in self._useless:
-            return None
+    async def fill(self, wanted: WantedSlice) -> bool:
+        """Make the slice of one that is held. Raises as `Source.fetch` of a connection that broke, or of a source that waits."""
+        base, chain = chain_to(wanted.entry, held=self._held, leading_to=self._leading_to)
+        if not chain or wanted in self._useless:
+            return False
         from streamrl_workers.weights.delta import DeltaError  # numpy, where there are deltas
 
         try:
-            parts = [await self._fetched(delta, fetch=fetch) for delta in deltas]
-            made = await asyncio.to_thread(follow, deltas, parts=parts, base=base.data)
+            parts = [await self._fetched(delta) for delta in chain]
+            with self._applying.running():
+                await in_thread(lambda: _apply(chain, parts=parts, base=self._held[base], into=wanted.buffer))
         except (
             SourceRefusedError,
             DeltaError,
             RuntimeError,
             MemoryError,
         ) as error:  # no memory or thread for it either
-            if not self._useless:
-                reason = str(error) or type(error).__name__
-                _log.warning("no delta for tensor %s: %s; it is fetched whole", wanted.name, reason)
-            self._useless.add(wanted.name)
-            self._failed()
-            return None
-        self._used(wanted.size_bytes - sum(delta.size_bytes for delta in deltas))
-        return made
+            self._give_up(wanted, str(error) or type(error).__name__)
+            return False
+        self._saved[wanted] = wanted.entry.size_bytes - sum(delta.size_bytes for delta in chain)
+        return True
 
-    async def _fetched(self, delta: pb.TensorDelta, *, fetch: Fetch) -> memoryview:
-        """Its bytes; what had arrived before a break is not asked for again."""
+    def accept(self, wanted: WantedSlice) -> None:
+        self._used(self._saved[wanted])
+
+    def refute(self, wanted: WantedSlice, *, got: bytes) -> None:
+        self._give_up(wanted, f"they make {got.hex()}")
+
+    def _give_up(self, wanted: WantedSlice, reason: str) -> None:
+        if not self._useless:
+            _log.warning("no delta for tensor %s: %s; it is fetched whole", wanted.tensor, reason)
+        self._useless.add(wanted)
+        self._failed()
+
+    async def _fetched(self, delta: pb.TensorDelta) -> memoryview:
+        """Return its bytes; what had arrived before a break is not asked for again."""
         async with self._fetching[delta.hash]:
             piece = self._arriving.get(delta.hash)
             if piece is None:
                 buffer = reserved(delta.size_bytes)
                 piece = self._arriving[delta.hash] = Piece(hash=delta.hash, buffer=buffer, begin=0, end=len(buffer))
-            await fetch(piece)
+            await self._fetch(piece, delta.holder)
         return piece.buffer
 
 
-def way(wanted: pb.TensorEntry, *, held: bytes, leading_to: Mapping[bytes, pb.TensorDelta]) -> Sequence[pb.TensorDelta]:
-    """The deltas from the content `held` to the wanted one, in their order; none where no way is shorter than the tensor itself.
+def chain_to(
+    wanted: pb.TensorSlice, *, held: Mapping[bytes, memoryview], leading_to: Mapping[bytes, pb.TensorDelta]
+) -> tuple[bytes, Sequence[pb.TensorDelta]]:
+    """Return a held content and the deltas from it to the wanted one, in their order; no deltas if no chain is shorter than the slice.
 
     `leading_to`: deltas by the hash of what they make.
     """
-    found: list[pb.TensorDelta] = []
+    chain: list[pb.TensorDelta] = []
     place = wanted.hash
-    while place != held:
+    while place not in held:
         delta = leading_to.get(place)
-        if delta is None or len(found) == _MOST_STEPS:
-            return ()
-        found.insert(0, delta)
+        if delta is None or len(chain) == _MOST_STEPS:
+            return b"", ()
+        chain.insert(0, delta)
         place = delta.base_hash
-    return found if sum(delta.size_bytes for delta in found) < wanted.size_bytes else ()
+    is_shorter = sum(delta.size_bytes for delta in chain) < wanted.size_bytes == len(held[place])
+    return place, chain if is_shorter else ()
 
 
-def follow(deltas: Sequence[pb.TensorDelta], *, parts: Sequence[memoryview], base: memoryview) -> memoryview:
-    """What they make of `base`, one after the other, each verified. Raises `delta.DeltaError`."""
+def _apply(chain: Sequence[pb.TensorDelta], *, parts: Sequence[memoryview], base: memoryview, into: memoryview) -> None:
+    """Write what they make of `base`, one after the other. Raises `delta.DeltaError`."""
     from streamrl_workers.weights.delta import apply  # numpy
 
-    for delta, part in zip(deltas, parts, strict=True):
-        base = apply(part, base=base, base_hash=delta.base_hash, new_hash=delta.new_hash)
-    return base
+    for delta, part in zip(chain, parts, strict=True):
+        apply(part, base=base, base_hash=delta.base_hash, new_hash=delta.new_hash, into=into)
+        base = into

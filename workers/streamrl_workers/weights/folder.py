@@ -39,6 +39,7 @@ from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
 from streamrl_workers.weights.disk_folder import PARTIAL, DiskFolder
 from streamrl_workers.weights.hashing import version_text
+from streamrl_workers.weights.manifest import at_one_place
 from streamrl_workers.weights.source import NotKeptError, Piece, ServedStore, SourceBrokenError, SourceRefusedError
 
 FIELD = "spec.weights.folder.url"
@@ -154,7 +155,8 @@ class FolderWeightServer:
             self._claim()
         with self._store.pulling(version) as manifest:
             assert manifest is not None, "it was published just now"
-            sizes = {_content(tensor.hash): tensor.size_bytes for tensor in manifest.tensors if tensor.size_bytes}
+            slices = (one for tensor in manifest.tensors for one in tensor.slices)
+            sizes = {_content(one.hash): one.size_bytes for one in slices if one.size_bytes}
             sizes |= {_content(delta.hash): delta.size_bytes for delta in manifest.deltas}
             unchecked = iter([(name, size) for name, size in sizes.items() if name not in self._checked])
             streams = [begin_in_thread(lambda: self._write_contents(unchecked), name=_THREAD) for _ in range(_STREAMS)]
@@ -241,7 +243,7 @@ class FolderSource:
     async def manifest(self, version: pb.VersionName) -> pb.Manifest:
         body = await self._read(f"{_VERSIONS}/{version_text(version)}", begin=0, end=_MANIFEST_BYTES)
         try:
-            return pb.Manifest.FromString(body)
+            return at_one_place(pb.Manifest.FromString(body))
         except DecodeError:
             raise SourceRefusedError(f"{len(body)} bytes that are no manifest") from None
 

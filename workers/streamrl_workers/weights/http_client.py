@@ -30,6 +30,7 @@ from streamrl_workers.weights.source import (
     SourceBrokenError,
     SourceRefusedError,
     SourceWaitingError,
+    until_ended,
 )
 
 _CONNECT_TIMEOUT_S = 5.0
@@ -113,9 +114,9 @@ class HttpSource:
         except (HTTPException, OversizeError) as error:
             raise SourceRefusedError(f"this is no server of weights: {_reason(error)[:_REASON_BYTES]}") from None
         except asyncio.CancelledError:
-            future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # nobody wants to know
             self.abort()
-            await asyncio.wait([future])
+            with suppress(asyncio.CancelledError):
+                await until_ended(future)
             raise
 
     # ---- in the thread

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.channel import Backoff
+from streamrl_workers.weights.address import BadSourceError, PullTimes, Route, WeightsError
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import BadSourceError, Route, VersionGoneError, WeightsError
+from streamrl_workers.weights.pull import VersionGoneError
 
 _RETRY_FIRST_S, _RETRY_LIMIT_S = 1.0, 10.0
 """Between two pulls of a version; each pull has tried for its own deadline before."""
@@ -32,6 +33,9 @@ class Pulled:
     version: pb.VersionName
     tensors: dict[str, TensorBytes]
     fetch_s: float
+    """For all of the pull."""
+    times: PullTimes
+    """Its parts."""
     at_s: float
     """When they were all there, by the monotonic clock."""
 
@@ -144,7 +148,13 @@ class Puller:
                     return
             else:
                 at_s = time.monotonic()
-                self._ready = Pulled(version=target.version, tensors=tensors, fetch_s=at_s - begun_s, at_s=at_s)
+                self._ready = Pulled(
+                    version=target.version,
+                    tensors=tensors,
+                    fetch_s=at_s - begun_s,
+                    times=self._route.times,
+                    at_s=at_s,
+                )
                 self._wake()
                 return
 

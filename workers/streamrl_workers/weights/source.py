@@ -1,9 +1,15 @@
-"""What a place gives that has weights: manifests by the name of a version, bytes by their hash. Each transport has one (`transports.py`)."""
+"""Where a slice of a version comes from: `SliceSource`, of which a puller has a list (`pull.py`); and what a server of weights gives.
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+A server gives manifests by the name of a version, and bytes by their hash. Each transport has a `Source`, one stream from a server
+(`transports.py`), and serves a `ServedStore`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from streamrl.proto import stream_pb2 as pb
 
@@ -37,6 +43,104 @@ class Piece:
     buffer: memoryview  # of the whole content
     begin: int  # moves on as bytes arrive
     end: int
+
+
+PIECE_BYTES = 64 * 2**20
+"""Maximum size of a piece, which one request asks for: streams share a large slice, and end at nearly the same time."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class WantedSlice:
+    """A slice on its way, and the memory that it belongs in."""
+
+    tensor: str
+    entry: pb.TensorSlice
+    buffer: memoryview
+    missing: list[Piece] = field(init=False)
+    """What has not arrived from a server; a piece stays until it is whole."""
+    is_verified: bool = False
+
+    def __post_init__(self) -> None:
+        size = len(self.buffer)
+        self.missing = [
+            Piece(hash=self.entry.hash, buffer=self.buffer, begin=begin, end=min(size, begin + PIECE_BYTES))
+            for begin in range(0, size, PIECE_BYTES)
+        ]
+
+    @property
+    def arrived_bytes(self) -> int:
+        """Bytes that are there. May be asked by any thread."""
+        return len(self.buffer) - sum(piece.end - piece.begin for piece in self.missing)
+
+
+class SliceSource(Protocol):
+    """Something that may have slices. The puller asks its sources in their order, and verifies what one has filled in."""
+
+    async def fill(self, wanted: WantedSlice) -> bool:
+        """Fill the slice's buffer; False: another source must.
+
+        After it returned, raised or was cancelled nothing of it writes there. Raises as `Source.fetch`.
+        """
+        ...
+
+    def accept(self, wanted: WantedSlice) -> None:
+        """Hear that what it filled in is the slice."""
+        return
+
+    def refute(self, wanted: WantedSlice, *, got: bytes) -> None:
+        """Hear that what it filled in hashes to `got`, so another source is asked. Raises BadSourceError: no other has it."""
+        ...
+
+
+class BusyTime:
+    """Seconds in which at least one of several calls was under way. Used in one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._calls = 0
+        self._counted_s = 0.0
+        self._total_s = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds until now."""
+        now_s = self._clock()
+        self._total_s += (now_s - self._counted_s) if self._calls else 0.0
+        self._counted_s = now_s
+        return self._total_s
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count a call."""
+        self._change(1)
+        try:
+            yield
+        finally:
+            self._change(-1)
+
+    def _change(self, calls: int) -> None:
+        _ = self.seconds
+        self._calls += calls
+
+
+async def in_thread(call: Callable[[], None]) -> None:
+    """Run in a thread, and end after it has ended, cancelled or not: it writes into memory that others use afterwards."""
+    work = asyncio.get_running_loop().run_in_executor(None, call)
+    await until_ended(work)
+    work.result()
+
+
+async def until_ended(work: "asyncio.Future[Any]") -> None:
+    """Return when `work` has ended. If this task is cancelled, once or several times, raise that then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        work.exception()  # retrieved, so that it is not logged
+        raise cancelled
 
 
 class NotYetError(Exception):

@@ -13,8 +13,8 @@ from streamrl_workers.generator.engine_loop import EngineLoop
 from streamrl_workers.generator.engines.simulated import SimulatedEngine
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import Recorder
+from streamrl_workers.weights.address import Route
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
-from streamrl_workers.weights.pull import Route
 from support.engine_requests import request
 
 DEADLINE_S = 120.0

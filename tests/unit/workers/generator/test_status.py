@@ -12,8 +12,9 @@ from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.generator.status import GeneratorStatus
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.metrics.signals import WallMetrics
+from streamrl_workers.weights.address import Route
 from streamrl_workers.weights.hashing import TensorBytes, tensors_hash
-from streamrl_workers.weights.pull import Route, VersionGoneError
+from streamrl_workers.weights.pull import VersionGoneError
 
 DEADLINE_S = 120.0
 WEIGHTS = {"w": TensorBytes("uint8", (1,), memoryview(b"1"))}

@@ -1,15 +1,26 @@
 """How the streams of a pull share its work, and what one of them that breaks costs."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.address import BadSourceError, Route, WeightsError
+from streamrl_workers.weights.delta import encode
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, entry_of, manifest_hash
-from streamrl_workers.weights.pull import BadSourceError, FetchedTensor, Nearby, Route, WeightsError, pull
-from streamrl_workers.weights.source import NotKeptError, Piece, SourceBrokenError, SourceRefusedError
+from streamrl_workers.weights.pull import HeldTensor, Nearby, pull
+from streamrl_workers.weights.source import (
+    BusyTime,
+    NotKeptError,
+    Piece,
+    SourceBrokenError,
+    SourceRefusedError,
+    WantedSlice,
+    in_thread,
+)
 from streamrl_workers.weights.store import WeightStore
 
 SIZE = 10_000
@@ -92,11 +103,9 @@ class Stream:
         pass
 
 
-def held(step: int, **options) -> Iterator[tuple[str, FetchedTensor]]:
+def held(step: int, **options) -> Iterator[tuple[str, HeldTensor]]:
     for name, tensor in tensors(step, **options).items():
-        fetched = FetchedTensor(entry=entry_of(name, tensor), buffer=tensor.data)
-        fetched.have(tensor.data)
-        yield name, fetched
+        yield name, HeldTensor(entry_of(name, tensor), tensor.data)
 
 
 async def test_a_piece_that_arrived_while_another_stream_broke_is_not_asked_for_again():
@@ -160,8 +169,8 @@ async def test_streams_that_cannot_be_opened_leave_all_to_the_first(holds: bool)
 
 async def test_a_cache_that_has_all_leaves_nothing_to_fetch_or_to_write():
     class Cache:
-        def begin(self, entries, *, wait_s: float) -> None:
-            pass
+        def begin(self, entries, *, wait_s: float) -> BusyTime:
+            return BusyTime()
 
         def shuffle(self, found) -> None:
             pass
@@ -169,9 +178,13 @@ async def test_a_cache_that_has_all_leaves_nothing_to_fetch_or_to_write():
         def write(self, entry, data) -> None:
             raise AssertionError("it is there")
 
-        async def read(self, entry: pb.TensorEntry) -> memoryview:
+        async def fill(self, wanted: WantedSlice) -> bool:
             await asyncio.sleep(0)
-            return next(t.data for t in tensors(1).values() if bytes_hash(t.data) == entry.hash)
+            wanted.buffer[:] = next(t.data for t in tensors(1).values() if bytes_hash(t.data) == wanted.entry.hash)
+            return True
+
+        def accept(self, wanted: WantedSlice) -> None:
+            pass
 
     server = Server()
     assert await server.pull(server.publish(1), nearby=Nearby(cache=Cache())) == tensors(1)
@@ -209,12 +222,31 @@ async def test_a_cancellation_between_a_break_and_its_siblings_end_is_kept():
     assert server.opened == 4
 
 
+async def test_a_thread_that_writes_has_ended_when_its_task_has_however_often_that_is_cancelled():
+    begun, go = threading.Event(), threading.Event()
+
+    def write() -> None:
+        begun.set()
+        assert go.wait(DEADLINE_S)
+
+    task = asyncio.create_task(in_thread(write))
+    assert await asyncio.to_thread(begun.wait, DEADLINE_S)
+    for _ in range(3):
+        task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+    assert not task.done()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
 async def test_what_cannot_be_made_of_a_delta_is_fetched_whole(error: Exception, monkeypatch: pytest.MonkeyPatch):
-    def failing(*_: object, **__: object) -> memoryview:
+    def failing(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("streamrl_workers.weights.deltas.follow", failing)
+    monkeypatch.setattr("streamrl_workers.weights.deltas._apply", failing)
     server = Server()
     server.publish(1)
     route = server.publish(2)
@@ -222,16 +254,35 @@ async def test_what_cannot_be_made_of_a_delta_is_fetched_whole(error: Exception,
     assert len(server.fetched) == 2 * len(NAMES)
 
 
+async def test_a_delta_that_makes_other_bytes_costs_only_the_delta(monkeypatch: pytest.MonkeyPatch):
+    """It is whole and names what is wanted, so only the bytes that it makes show it."""
+
+    def lying(base: memoryview, new: memoryview, **names: object) -> bytes | None:
+        return encode(base, memoryview(bytes(new[:-1]) + b"x"), **names)
+
+    monkeypatch.setattr("streamrl_workers.weights.delta.encode", lying)
+    failures, server = list[int](), Server()
+    server.publish(1)
+    route = server.publish(2)
+    nearby = Nearby(held=dict(held(1)), delta_failed=lambda: failures.append(1))
+    assert await server.pull(route, nearby=nearby) == tensors(2)
+    assert (len(server.fetched), len(failures)) == (2 * len(NAMES), len(NAMES))
+
+
 @pytest.mark.parametrize("size_bytes", [0, SIZE - 1, SIZE + 1, 2**50, 2**63, 2**64 - 1])
 async def test_a_size_beside_the_hash_is_held_against_dtype_and_shape(size_bytes: int):
     class Foreign(Server):
         def manifest(self, version: pb.VersionName) -> pb.Manifest:
             manifest = super().manifest(version)
-            manifest.tensors[0].size_bytes = size_bytes
+            manifest.tensors[0].slices[0].size_bytes = size_bytes
             return manifest
 
     server = Foreign()
-    told = rf"tensor a: size_bytes is {size_bytes}, uint8 \[{SIZE}\] has {SIZE} bytes"
+    told = (
+        "a slice has 0 bytes from row 0"
+        if not size_bytes
+        else rf"have {size_bytes} bytes, uint8 \[{SIZE}\] has {SIZE} bytes"
+    )
     with pytest.raises(BadSourceError, match=told):
         await server.pull(server.publish(1))
     assert not server.fetched
@@ -239,7 +290,9 @@ async def test_a_size_beside_the_hash_is_held_against_dtype_and_shape(size_bytes
 
 @pytest.mark.parametrize("elements", [2**60, 2**63, 2**64 - 1])
 async def test_a_version_for_which_there_is_no_memory_is_a_line(elements: int):
-    entry = pb.TensorEntry(name="a", dtype="uint8", shape=[elements], size_bytes=elements, hash=bytes(32))
+    entry = pb.TensorEntry(
+        name="a", dtype="uint8", shape=[elements], slices=[pb.TensorSlice(size_bytes=elements, hash=bytes(32))]
+    )
 
     class Large(Server):
         def manifest(self, version: pb.VersionName) -> pb.Manifest:

@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.address import BadSourceError, Route, WeightsError
 from streamrl_workers.weights.hashing import TensorBytes
-from streamrl_workers.weights.pull import BadSourceError, Route, WeightsError
 from streamrl_workers.weights.puller import Puller
+from streamrl_workers.weights.source import BusyTime
 
 
 def target(step: int, *, address: str = "trainer:1", peer: bool = False) -> pb.WeightsAvailable:
@@ -81,3 +82,24 @@ async def test_a_source_with_bad_bytes_is_left_and_one_that_is_late_is_not(
     pulls.puller.announce(target(1, address="peer:3", peer=True))
     assert (await pulls.until(3)).target.address == "peer:3"
     assert pulls.stalls == ["peer:2"]
+
+
+async def test_a_pulled_version_says_where_its_time_went() -> None:
+    now_s, woken = 0.0, asyncio.Event()
+
+    async def pull(route: Route) -> dict[str, TensorBytes]:
+        nonlocal now_s
+        busy = route.times.fetch = BusyTime(lambda: now_s)
+        with busy.running():
+            now_s += 1.0
+            with busy.running():  # calls at once count once
+                now_s += 2.0
+        now_s += 4.0
+        return {}
+
+    puller = Puller(pull, wake=woken.set, failed=lambda *_: None)
+    puller.announce(target(1))
+    await woken.wait()
+    seconds = puller.take().times.seconds()
+    assert seconds == {"manifest": 0.0, "fetch": 3.0, "deltas": 0.0, "verify": 0.0, "cache": 0.0}
+    await puller.close()
