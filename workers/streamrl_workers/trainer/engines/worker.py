@@ -64,6 +64,7 @@ from streamrl_workers.trainer.engines.forward import (
 from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update, scored_sample
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of, sharded
+from streamrl_workers.trainer.engines.slices import copy_slices
 from streamrl_workers.weights.hashing import TensorBytes
 
 _OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
@@ -162,7 +163,7 @@ class RankWorker:
         self._probe = _probe_tokens(models, spec=spec)
         self._proved = False
         self._layout = CheckpointLayout(models.model.config)
-        self._base: dict[str, TensorBytes] | None = None  # what is not trained, as published; of rank 0
+        self._base: dict[str, TensorBytes] | None = None  # what is not trained, this rank's slices as published
         self.begin(None)
 
     def begin(self, payload: None) -> None:
@@ -260,19 +261,21 @@ class RankWorker:
         del payload
         return self._diffs.raw()
 
-    def tensors(self, payload: None) -> dict[str, TensorBytes]:
-        """Copies of all tensors; where names share one storage (tied embeddings), the first name stands for both.
+    def tensors(self, payload: Payload) -> dict[str, TensorBytes]:
+        """Copy this rank's slices of all tensors; where names share one storage (tied embeddings), the first name stands for both.
 
-        What is not trained is copied once: below adapters (`models/published.py`), before a side path.
+        What is not trained is copied once: below adapters (`models/published.py`), before a side path. `payload` is for who keeps them.
         """
         del payload
         if self._base is None:
-            self._base = model_files.tensors(self._model, layout=self._layout, precision=self._precision, trained=False)
-        if model_files.has_adapters(self._model):
-            return self._base | model_files.adapters(self._model, layout=self._layout)
-        return self._base | model_files.tensors(
-            self._model, layout=self._layout, precision=self._precision, trained=True
+            self._base = self._slices(trained=False)
+        return self._base | self._slices(trained=True)
+
+    def _slices(self, *, trained: bool) -> dict[str, TensorBytes]:
+        views = model_files.published_views(
+            self._model, layout=self._layout, precision=self._precision, trained=trained
         )
+        return copy_slices(views)
 
     def probe(self, payload: None) -> dict[str, TensorBytes]:
         """Log-probs of fixed tokens as `models/probe.py` publishes them; of rank 0, and a collective."""
@@ -317,7 +320,7 @@ class RankWorker:
         model_files.export(
             Path(directory),
             model=self._model,
-            published=self.tensors(None),
+            published=model_files.tensors(self._model, layout=self._layout, precision=self._precision),
             tokenizer=self._tokenizer,
             precision=self._precision,
         )

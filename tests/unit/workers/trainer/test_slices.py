@@ -1,0 +1,137 @@
+"""What each rank copies of a model: together every byte once, and those of one rank. Each rank is simulated: torch's process group "fake" cuts, and moves nothing."""
+
+import copy
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import PreTrainedModel
+
+from streamrl.spec.training import Lora, Sherl
+from streamrl_workers.models.load import load_model
+from streamrl_workers.models.lora import add_adapters
+from streamrl_workers.models.published import as_tensor
+from streamrl_workers.models.side_path import train_side_path
+from streamrl_workers.trainer.engines import model_files
+from streamrl_workers.trainer.engines.sharding import Precision, shard
+from streamrl_workers.trainer.engines.slices import HostMemory, copy_slices, first_rows, slab_bytes
+from streamrl_workers.weights.hashing import TensorBytes
+from support.model_families import save_tiny
+from support.tiny_folder import tiny_folder
+
+MODELS = ["tied", "qwen3_moe", "deepseek_v3", "lora", "side path"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    tied = tiny_folder(root / "tied")
+    return {
+        **dict.fromkeys(("tied", "lora", "side path"), tied),
+        **{family: save_tiny(family, root / family) for family in ("qwen3_moe", "deepseek_v3")},
+    }
+
+
+def _model(name: str, folders: dict[str, Path]) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = load_model(str(folders[name]))
+    if name == "lora":
+        add_adapters(model, Lora(rank=3))
+    if name == "side path":
+        train_side_path(model, Sherl.model_validate({"lateLayers": 1, "width": 4}))
+    return model
+
+
+@contextmanager
+def _as_rank(rank: int, *, of: int) -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=of)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _slices(model: PreTrainedModel, *, precision: Precision, ranks: int) -> list[dict[str, TensorBytes]]:
+    """What each of the ranks copies of the model."""
+    found = []
+    for rank in range(ranks):
+        with _as_rank(rank, of=ranks):
+            part = copy.deepcopy(model)
+            shard(part, mesh=init_device_mesh("cpu", (ranks,)), compute=None, offload=False)
+            with CommDebugMode() as calls:
+                base = copy_slices(model_files.published_views(part, precision=precision, trained=False))
+                trained = copy_slices(model_files.published_views(part, precision=precision, trained=True))
+            assert calls.get_total_counts() == 0, "nothing is gathered"
+            assert not base.keys() & trained.keys()
+            found.append(base | trained)
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_slices_of_all_ranks_are_the_tensors_of_one(name: str, ranks: int, folders: dict[str, Path]) -> None:
+    model = _model(name, folders)
+    precision: Precision = "BF16" if ranks % 2 else "FP32"
+    whole = model_files.tensors(model, precision=precision)
+    slices = _slices(model, precision=precision, ranks=ranks)
+    assert {one for part in slices for one in part} == whole.keys()
+    for tensor, expected in whole.items():
+        held = [part[tensor] for part in slices if tensor in part]
+        assert {(one.dtype, one.shape) for one in held} == {(expected.dtype, expected.shape)}
+        assert b"".join(one.data for one in held) == bytes(expected.data), tensor
+        assert all(one.data.readonly for one in held)
+    total = sum(one.data.nbytes for one in whole.values())
+    assert sum(one.data.nbytes for part in slices for one in part.values()) == total
+    assert max(sum(one.data.nbytes for one in part.values()) for part in slices) < 1.4 * total / ranks + 4096
+
+
+@pytest.mark.parametrize(
+    ("view", "whole", "ranks", "expected"),
+    [
+        (lambda t: t, (5, 2), 2, [0, 3, 5]),
+        (lambda t: t, (1, 4), 2, [0, 1, 1]),
+        (lambda t: t, (2,), 4, [0, 1, 2, 2, 2]),
+        (lambda t: t[2], (4, 3, 2), 2, [0, 0, 3]),  # an expert
+        (lambda t: t[1, :2], (2, 4, 2), 2, [0, 0, 2]),  # half of what an expert has in one
+        (lambda t: t[2:5], (6, 2), 2, [0, 1, 3]),  # a part of a fused tensor
+        (lambda t: t[1::2], (6, 2), 3, [0, 1, 2, 3]),
+        (lambda t: t.T, (4, 3), 2, None),
+        (lambda t: t.T, (4, 3), 1, [0, 3]),
+        (lambda t: t.view(2, 6), (4, 3), 4, None),
+        (lambda t: t.view(8, 1), (4, 2), 2, [0, 4, 8]),
+        (lambda t: t[0, 0], (2, 2), 2, None),
+        (lambda t: t[:0], (2, 2), 2, None),
+    ],
+)
+def test_rows_of_a_view_by_rank(view, whole, ranks, expected):
+    tensor = torch.empty(whole, device="meta")
+    shard_rows = -(-whole[0] // ranks)
+    assert first_rows(view(tensor), shard=shard_rows * tensor[0].numel(), ranks=ranks) == expected
+
+
+def test_memory_is_wasted_in_the_last_slab_alone():
+    for size in (3, 100, 1000):
+        left, taken = size * 2**20, 0
+        while left:
+            slab = slab_bytes(min(left, 30 * 2**20), left_bytes=left)
+            assert slab & (slab - 1) == 0 or slab <= 64 * 2**20
+            taken += slab
+            left -= min(slab, left)
+        assert taken == size * 2**20
+
+
+def test_memory_is_freed_with_the_last_copy_in_it():
+    memory = HostMemory(2**12)
+    first, second = (memory.copy(torch.full((512,), value), dtype=torch.float32) for value in (1.0, 2.0))
+    del memory
+    gc.collect()
+    assert (set(first.cast("f")), set(second.cast("f"))) == ({1.0}, {2.0})
+    with pytest.raises(TypeError):
+        first[0] = 0
