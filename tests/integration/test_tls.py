@@ -271,8 +271,8 @@ async def test_paths_that_are_none_and_bodies_are_refused(pods: Pods, tmp_path: 
     files = mount(tmp_path / "leaf", trusted=(pods.ca,), leaf=pods.leaf("generator"))
     address = HOST, pods.ports["weights"]
     for request, status in {
-        f"GET {WEIGHTS_PATH}/v1/blake3/versions/../.. HTTP/1.1": 400,
-        f"GET {WEIGHTS_PATH}/v1/blake3/content/{'0' * 63} HTTP/1.1": 400,
+        f"GET {WEIGHTS_PATH}/v2/blake3/versions/../.. HTTP/1.1": 400,
+        f"GET {WEIGHTS_PATH}/v2/blake3/content/{'0' * 63} HTTP/1.1": 400,
         "GET / HTTP/1.1\r\nContent-Length: 1": 400,
         "GET / HTTP/1.0": 400,
         "PUT / HTTP/1.1": 501,

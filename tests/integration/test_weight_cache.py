@@ -76,7 +76,7 @@ def address() -> Iterator[str]:
 
 def files(directory: Path) -> dict[str, Path]:
     """Name of a tensor -> its file, of those that are there."""
-    found = {entry.name: directory / "blake3" / entry.hash.hex() for entry in describe(make_tensors())}
+    found = {entry.name: directory / "blake3" / entry.slices[0].hash.hex() for entry in describe(make_tensors())}
     return {name: path for name, path in found.items() if path.exists()}
 
 
@@ -247,7 +247,7 @@ async def test_a_read_that_the_end_of_its_pull_cut_off_is_not_asked_again(
         healed.wait(DEADLINE_S)
 
     monkeypatch.setattr(cache_module, "open_regular", hang)
-    entries = describe(make_tensors())
+    entries = [entry.slices[0] for entry in describe(make_tensors())]
     with closing(Generator(tmp_path).cache) as cache:
         try:
             cache.begin(entries, wait_s=DEADLINE_S)
@@ -275,7 +275,7 @@ async def test_a_slow_disk_has_one_time_for_each_pull(
         return opened(path, beneath=beneath)
 
     monkeypatch.setattr(cache_module, "open_regular", crawl)
-    entries = describe(make_tensors())
+    entries = [entry.slices[0] for entry in describe(make_tensors())]
     slow = WeightCache(tmp_path, most_bytes=2 * TOTAL, name="a", was_read=lambda _: None, clock=lambda: now_s)
     with closing(slow):
         for _ in range(2):
@@ -296,7 +296,7 @@ async def test_a_disk_that_does_not_write_keeps_no_bytes(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(cache_module, "replace_at", hang)
     tensors = make_tensors()
-    entries = {entry.name: entry for entry in describe(tensors)}
+    entries = {entry.name: entry.slices[0] for entry in describe(tensors)}
 
     def write(name: str) -> "weakref.ref[memoryview]":
         data = memoryview(bytes(tensors[name].data))
@@ -337,10 +337,10 @@ def hang(*_, **__):
 async def work():
     cache.open_regular = cache.replace_at = hang
     tensors = make_tensors()
-    entries = describe(tensors)
+    entries = [entry.slices[0] for entry in describe(tensors)]
     one = cache.WeightCache(Path(sys.argv[1]), most_bytes=10**9, name="a", was_read=print)
     one.begin(entries, wait_s=1000)
-    one.write(entries[0], tensors[entries[0].name].data)
+    one.write(entries[0], tensors[min(tensors)].data)
     reading = asyncio.create_task(one.read(entries[0]))
     await asyncio.sleep(0)
     asked.acquire(), asked.acquire()
@@ -378,7 +378,7 @@ class Dying:
 opened = os.fdopen
 cache.os.fdopen = lambda handle, mode: Dying(opened(handle, mode))
 tensors = make_tensors()
-entries = [entry for entry in describe(tensors) if entry.name == "big"]
+entries = [entry.slices[0] for entry in describe(tensors) if entry.name == "big"]
 one = cache.WeightCache(Path(sys.argv[1]), most_bytes=10**9, name="a", was_read=print)
 one.begin(entries, wait_s=1)
 one.write(entries[0], tensors["big"].data)

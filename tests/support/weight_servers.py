@@ -86,7 +86,7 @@ class Rebased(HttpWeightServer):
 
     def manifest(self, version, *, kept):
         manifest = pb.Manifest.FromString(super().manifest(version, kept=kept).SerializeToString())
-        manifest.tensors[0].hash = bytes_hash(memoryview(b"another base"))
+        manifest.tensors[0].slices[0].hash = bytes_hash(memoryview(b"another base"))
         return manifest
 
 
@@ -147,7 +147,7 @@ def _main(pipe: Connection, kind: str, port: int, allowed: int) -> None:
     store = WeightStore(deltas=deltas)
     for step in (5,) if deltas is None else VERSIONS:
         store.publish(attempt=1, step=step, tensors=make_tensors(step))
-        NAMES.update({entry.hash: entry.name for entry in describe(make_tensors(step))})
+        NAMES.update({entry.slices[0].hash: entry.name for entry in describe(make_tensors(step))})
     make = {
         "plain": HttpWeightServer,
         "slowed": partial(Slowed, allowed=allowed, served=pipe),

@@ -25,42 +25,56 @@ class VersionName(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., step: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
 
 class TensorEntry(_message.Message):
-    __slots__ = ("name", "dtype", "shape", "size_bytes", "hash")
+    __slots__ = ("name", "dtype", "shape", "slices")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
-    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
-    HASH_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
     name: str
     dtype: str
     shape: _containers.RepeatedScalarFieldContainer[int]
-    size_bytes: int
+    slices: _containers.RepeatedCompositeFieldContainer[TensorSlice]
+    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., slices: _Optional[_Iterable[_Union[TensorSlice, _Mapping]]] = ...) -> None: ...
+
+class TensorSlice(_message.Message):
+    __slots__ = ("hash", "size_bytes", "holder", "first_row")
+    HASH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
     hash: bytes
-    def __init__(self, name: _Optional[str] = ..., dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., size_bytes: _Optional[int] = ..., hash: _Optional[bytes] = ...) -> None: ...
+    size_bytes: int
+    holder: int
+    first_row: int
+    def __init__(self, hash: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., holder: _Optional[int] = ..., first_row: _Optional[int] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("version", "tensors", "hash_algorithm", "deltas")
+    __slots__ = ("version", "tensors", "hash_algorithm", "deltas", "holders")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TENSORS_FIELD_NUMBER: _ClassVar[int]
     HASH_ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     DELTAS_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     version: VersionName
     tensors: _containers.RepeatedCompositeFieldContainer[TensorEntry]
     hash_algorithm: str
     deltas: _containers.RepeatedCompositeFieldContainer[TensorDelta]
-    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., hash_algorithm: _Optional[str] = ..., deltas: _Optional[_Iterable[_Union[TensorDelta, _Mapping]]] = ...) -> None: ...
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[_Union[VersionName, _Mapping]] = ..., tensors: _Optional[_Iterable[_Union[TensorEntry, _Mapping]]] = ..., hash_algorithm: _Optional[str] = ..., deltas: _Optional[_Iterable[_Union[TensorDelta, _Mapping]]] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class TensorDelta(_message.Message):
-    __slots__ = ("base_hash", "new_hash", "hash", "size_bytes")
+    __slots__ = ("base_hash", "new_hash", "hash", "size_bytes", "holder")
     BASE_HASH_FIELD_NUMBER: _ClassVar[int]
     NEW_HASH_FIELD_NUMBER: _ClassVar[int]
     HASH_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
     base_hash: bytes
     new_hash: bytes
     hash: bytes
     size_bytes: int
-    def __init__(self, base_hash: _Optional[bytes] = ..., new_hash: _Optional[bytes] = ..., hash: _Optional[bytes] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    holder: int
+    def __init__(self, base_hash: _Optional[bytes] = ..., new_hash: _Optional[bytes] = ..., hash: _Optional[bytes] = ..., size_bytes: _Optional[int] = ..., holder: _Optional[int] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ("family", "short", "long")

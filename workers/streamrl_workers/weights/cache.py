@@ -79,7 +79,7 @@ class WeightCache:
         self._told: set[str] = set()
         threading.Thread(target=self._write_all, name="weight-cache", daemon=True).start()
 
-    def begin(self, entries: Iterable[pb.TensorEntry], *, wait_s: float) -> None:
+    def begin(self, entries: Iterable[pb.TensorSlice], *, wait_s: float) -> None:
         """A pull of these begins: what an earlier one has not written is forgotten, and what is too much is removed.
 
         `wait_s`: for which it waits for reads, all in all. Reads at once count once.
@@ -94,7 +94,7 @@ class WeightCache:
         """Bring them into an order of this process's own: of several that pull at once each finds what others have written."""
         self._random.shuffle(tensors)
 
-    async def read(self, entry: pb.TensorEntry) -> memoryview | None:
+    async def read(self, entry: pb.TensorSlice) -> memoryview | None:
         """The verified bytes of a tensor; None: they are to be had elsewhere."""
         if self._left_s <= 0 or not self._answers():
             return None
@@ -114,7 +114,7 @@ class WeightCache:
             self._was_read(len(data))
         return data
 
-    def write(self, entry: pb.TensorEntry, data: memoryview) -> None:
+    def write(self, entry: pb.TensorSlice, data: memoryview) -> None:
         """Keep these verified bytes, later."""
         if self._writes_for in (None, self._pull) and self._answers():
             name = entry.hash.hex()
@@ -165,7 +165,7 @@ class WeightCache:
             self._told.add(text)
             _log.warning("weight cache %s: %s. Weights come from the trainer instead", self._directory, text)
 
-    def _read(self, entry: pb.TensorEntry) -> memoryview | None:
+    def _read(self, entry: pb.TensorSlice) -> memoryview | None:
         path = self._files / entry.hash.hex()
         try:
             with open_regular(path, beneath=self._directory) as file:

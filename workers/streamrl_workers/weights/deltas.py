@@ -17,7 +17,6 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from math import prod
 from typing import NamedTuple
 
 from streamrl.proto import stream_pb2 as pb
@@ -36,11 +35,16 @@ _Step = dict[bytes, tuple[pb.TensorDelta, memoryview]]
 """By hash of the delta."""
 
 
-class KeptTensor(NamedTuple):
+class KeptSlice(NamedTuple):
     """Bytes that never change, and what they are."""
 
     data: memoryview
-    entry: pb.TensorEntry
+    entry: pb.TensorSlice
+    element_bytes: int
+
+
+SliceKey = tuple[str, int]
+"""Name of the tensor, first row: slices of two versions are compared where both are the same."""
 
 
 class DeltaStore:
@@ -55,7 +59,7 @@ class DeltaStore:
         self.seconds = 0.0
         """That it took."""
 
-    def make(self, before: Mapping[str, KeptTensor], after: Mapping[str, KeptTensor]) -> list[pb.TensorDelta]:
+    def make(self, before: Mapping[SliceKey, KeptSlice], after: Mapping[SliceKey, KeptSlice]) -> list[pb.TensorDelta]:
         """Make those from the version before to this one; what can be had then, oldest first."""
         begun_s = time.perf_counter()
         step: _Step = {}
@@ -67,7 +71,7 @@ class DeltaStore:
                 _log.warning("no deltas to this version: %s", str(error) or type(error).__name__)
             self._has_failed = True
             step.clear()
-        most_bytes = int(_MOST_SHARE * sum(tensor.entry.size_bytes for tensor in after.values()))
+        most_bytes = int(_MOST_SHARE * sum(one.entry.size_bytes for one in after.values()))
         with self._lock:
             self._steps.append(step)
             while sum(map(_size_bytes, self._steps)) > most_bytes:
@@ -82,11 +86,11 @@ class DeltaStore:
             return next((step[content_hash][1] for step in self._steps if content_hash in step), None)
 
 
-def _made(base: KeptTensor, new: KeptTensor) -> _Step:
+def _made(base: KeptSlice, new: KeptSlice) -> _Step:
     from streamrl_workers.weights.delta import encode  # numpy
 
     before, after = base.entry.hash, new.entry.hash
-    made = encode(base.data, new.data, width=_width(new.entry), base_hash=before, new_hash=after)
+    made = encode(base.data, new.data, width=new.element_bytes, base_hash=before, new_hash=after)
     if made is None:
         return {}
     data = memoryview(made)
@@ -95,20 +99,15 @@ def _made(base: KeptTensor, new: KeptTensor) -> _Step:
 
 
 def _changed(
-    before: Mapping[str, KeptTensor], after: Mapping[str, KeptTensor]
-) -> Iterable[tuple[KeptTensor, KeptTensor]]:
+    before: Mapping[SliceKey, KeptSlice], after: Mapping[SliceKey, KeptSlice]
+) -> Iterable[tuple[KeptSlice, KeptSlice]]:
     """Base and new of each content once: names may share their bytes."""
     pairs = {}
-    for name, new in after.items():
-        base = before.get(name)
+    for key, new in after.items():
+        base = before.get(key)
         if base is not None and base.entry.hash != new.entry.hash and base.entry.size_bytes == new.entry.size_bytes:
             pairs[base.entry.hash, new.entry.hash] = base, new
     return pairs.values()
-
-
-def _width(entry: pb.TensorEntry) -> int:
-    """Bytes of an element."""
-    return entry.size_bytes // max(1, prod(entry.shape))
 
 
 def _size_bytes(step: _Step) -> int:
@@ -140,13 +139,13 @@ class DeltaChains:
         """What the source of the moment offers."""
         self._leading_to = usable_deltas(manifest)
 
-    async def read(self, wanted: pb.TensorEntry, *, base: KeptTensor, fetch: Fetch) -> memoryview | None:
+    async def read(self, wanted: pb.TensorSlice, *, name: str, base: KeptSlice, fetch: Fetch) -> memoryview | None:
         """The verified bytes of a tensor, made of `base`; None: there is no way, or what was fetched is none.
 
         Raises what `fetch` raises of a connection that broke, or of a source that waits.
         """
         deltas = way(wanted, held=base.entry.hash, leading_to=self._leading_to)
-        if not deltas or wanted.name in self._useless:
+        if not deltas or name in self._useless:
             return None
         from streamrl_workers.weights.delta import DeltaError  # numpy, where there are deltas
 
@@ -161,8 +160,8 @@ class DeltaChains:
         ) as error:  # no memory or thread for it either
             if not self._useless:
                 reason = str(error) or type(error).__name__
-                _log.warning("no delta for tensor %s: %s; it is fetched whole", wanted.name, reason)
-            self._useless.add(wanted.name)
+                _log.warning("no delta for tensor %s: %s; it is fetched whole", name, reason)
+            self._useless.add(name)
             self._failed()
             return None
         self._used(wanted.size_bytes - sum(delta.size_bytes for delta in deltas))
@@ -179,7 +178,7 @@ class DeltaChains:
         return piece.buffer
 
 
-def way(wanted: pb.TensorEntry, *, held: bytes, leading_to: Mapping[bytes, pb.TensorDelta]) -> Sequence[pb.TensorDelta]:
+def way(wanted: pb.TensorSlice, *, held: bytes, leading_to: Mapping[bytes, pb.TensorDelta]) -> Sequence[pb.TensorDelta]:
     """The deltas from the content `held` to the wanted one, in their order; none where no way is shorter than the tensor itself.
 
     `leading_to`: deltas by the hash of what they make.

@@ -154,7 +154,8 @@ class FolderWeightServer:
             self._claim()
         with self._store.pulling(version) as manifest:
             assert manifest is not None, "it was published just now"
-            sizes = {_content(tensor.hash): tensor.size_bytes for tensor in manifest.tensors if tensor.size_bytes}
+            slices = (one for tensor in manifest.tensors for one in tensor.slices)
+            sizes = {_content(one.hash): one.size_bytes for one in slices if one.size_bytes}
             sizes |= {_content(delta.hash): delta.size_bytes for delta in manifest.deltas}
             unchecked = iter([(name, size) for name, size in sizes.items() if name not in self._checked])
             streams = [begin_in_thread(lambda: self._write_contents(unchecked), name=_THREAD) for _ in range(_STREAMS)]

@@ -1,13 +1,13 @@
-"""Names the bytes of a model: tensor hash, manifest hash, manifest entries.
+"""Names the bytes of a model: hash of a slice, of a version, manifest entries.
 
-Owns: the value `TensorBytes`, memory for one, and how it is hashed. Does not own: storing or moving bytes. No torch, no numpy.
+Owns: the values `TensorBytes` and `SliceBytes`, memory for one, and how it is hashed. Does not own: storing or moving bytes. No torch, no numpy.
 Hashing leaves other Python threads running.
 
-Invariant: equal hash = same names, dtypes, shapes and bytes; the order in which tensors are given does not matter.
+Invariant: equal hash = same names, dtypes, shapes, slices and bytes; the order in which tensors are given does not matter.
 """
 
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from typing import NamedTuple
@@ -44,11 +44,28 @@ _WIDTHS = {
 
 
 class TensorBytes(NamedTuple):
-    """A tensor as published: its raw bytes in C order, in the machine's (little) endianness."""
+    """A whole tensor: its raw bytes in C order, in the machine's (little) endianness."""
 
     dtype: str
     shape: tuple[int, ...]
     data: memoryview
+
+
+class SliceBytes(NamedTuple):
+    """Consecutive rows of a tensor, as a rank publishes them; bytes as of `TensorBytes`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    first_row: int
+    data: memoryview
+
+
+def as_slices(tensors: Mapping[str, TensorBytes]) -> Iterator[SliceBytes]:
+    """Yield each tensor as one slice, sorted by name."""
+    for name, (dtype, shape, data) in sorted(tensors.items()):
+        yield SliceBytes(name, dtype, shape, 0, data)
 
 
 def reserved(size_bytes: int) -> memoryview:
@@ -65,11 +82,21 @@ def reserved(size_bytes: int) -> memoryview:
     return memoryview(memory)[:size_bytes]
 
 
-def tensor_bytes(dtype: str, shape: Iterable[int]) -> int:
-    """Return the bytes of a tensor. Raises ValueError: the type of its elements is not known."""
+def element_bytes(dtype: str) -> int:
+    """Return the bytes of an element. Raises ValueError: the type is not known."""
     if dtype not in _WIDTHS:
         raise ValueError(f"its dtype {dtype!r} is not known")
-    return _WIDTHS[dtype] * prod(shape)
+    return _WIDTHS[dtype]
+
+
+def row_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Return the bytes of a row; a tensor without dimensions is one row. Raises as `element_bytes`."""
+    return element_bytes(dtype) * prod(shape[1:])
+
+
+def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
+    """Return the bytes of a tensor. Raises as `element_bytes`."""
+    return element_bytes(dtype) * prod(shape)
 
 
 def new_digest() -> blake3:
@@ -78,37 +105,48 @@ def new_digest() -> blake3:
 
 
 def bytes_hash(data: memoryview) -> bytes:
-    """The hash of one tensor's raw bytes."""
+    """Return the hash of raw bytes."""
     return new_digest().update(data).digest()
 
 
 def manifest_hash(entries: Iterable[pb.TensorEntry]) -> bytes:
-    """Hash over (name, dtype, shape, tensor hash) of all tensors, sorted by name: names a version's bytes."""
+    """Return the hash over (name, dtype, shape, hashes of the slices) of all tensors, sorted by name: it names a version's bytes."""
     digest = new_digest()
     for entry in sorted(entries, key=lambda e: e.name):
         shape = ",".join(map(str, entry.shape))
-        for field in (entry.name.encode(), entry.dtype.encode(), shape.encode(), entry.hash):
+        slices = b"".join(one.hash for one in entry.slices)  # each of HASH_BYTES, so their number is in the length
+        for field in (entry.name.encode(), entry.dtype.encode(), shape.encode(), slices):
             digest.update(len(field).to_bytes(8, "little"))  # length first: no two lists of fields look alike
             digest.update(field)
     return digest.digest()
 
 
+def slice_entry(data: memoryview, *, first_row: int = 0) -> pb.TensorSlice:
+    """Return the manifest entry of a slice of the server's own."""
+    return pb.TensorSlice(hash=bytes_hash(data), size_bytes=data.nbytes, first_row=first_row)
+
+
 def entry_of(name: str, tensor: TensorBytes) -> pb.TensorEntry:
-    """The manifest entry of one tensor."""
+    """Return the manifest entry of one whole tensor."""
     dtype, shape, data = tensor
-    return pb.TensorEntry(name=name, dtype=dtype, shape=shape, size_bytes=data.nbytes, hash=bytes_hash(data))
+    return pb.TensorEntry(name=name, dtype=dtype, shape=shape, slices=[slice_entry(data)])
 
 
 def describe(tensors: Mapping[str, TensorBytes]) -> list[pb.TensorEntry]:
-    """Manifest entries of `tensors`, sorted by name."""
+    """Return manifest entries of whole `tensors`, sorted by name."""
     return [entry_of(name, tensor) for name, tensor in sorted(tensors.items())]
 
 
+def size_bytes(entry: pb.TensorEntry) -> int:
+    """Return the bytes of a tensor in a manifest that was checked."""
+    return sum(one.size_bytes for one in entry.slices)
+
+
 def version_text(version: pb.VersionName) -> str:
-    """A version's name in one word."""
+    """Return a version's name in one word. The name of a rank's part has no hash: it ends with the hyphen."""
     return f"{version.attempt}-{version.step}-{version.hash.hex()}"
 
 
 def tensors_hash(tensors: Mapping[str, TensorBytes]) -> bytes:
-    """The manifest hash of these tensors: what `VersionName.hash` holds."""
+    """Return the hash of a version of these whole tensors: what `VersionName.hash` holds."""
     return manifest_hash(describe(tensors))

@@ -1,7 +1,7 @@
 """Serves the versions of a store over HTTP/1.1, by TLS where there are certificates; a thread for each connection.
 
-    GET /weights/v1/blake3/versions/<attempt>-<step>-<hash>    its Manifest; the version stays kept while this connection lives
-    GET /weights/v1/blake3/content/<hash>                      the bytes of a tensor; `Range: bytes=a-b` is answered
+    GET /weights/v2/blake3/versions/<attempt>-<step>-<hash>    its Manifest; the version stays kept while this connection lives
+    GET /weights/v2/blake3/content/<hash>                      the bytes of a tensor; `Range: bytes=a-b` is answered
 
 Owns the port, who is let in, requests and status codes. Does not own which versions are kept (`store.py`, `relay_store.py`).
 
@@ -69,12 +69,12 @@ log = logging.getLogger("streamrl.weights")
 
 def versions_path(version: pb.VersionName) -> str:
     """Of a version's manifest; it says by what the asker verifies."""
-    return f"{WEIGHTS_PATH}/v1/{HASH_ALGORITHM}/versions/{version_text(version)}"
+    return f"{WEIGHTS_PATH}/v2/{HASH_ALGORITHM}/versions/{version_text(version)}"
 
 
 def content_path(content_hash: bytes) -> str:
     """Of the bytes of a hash."""
-    return f"{WEIGHTS_PATH}/v1/{HASH_ALGORITHM}/content/{content_hash.hex()}"
+    return f"{WEIGHTS_PATH}/v2/{HASH_ALGORITHM}/content/{content_hash.hex()}"
 
 
 class LinkCap:
@@ -339,13 +339,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         match self.path.removeprefix(WEIGHTS_PATH).split("/"):
-            case ["", "v1", algorithm, "versions" | "content", _] if algorithm != HASH_ALGORITHM:
+            case ["", "v2", algorithm, "versions" | "content", _] if algorithm != HASH_ALGORITHM:
                 text = f"this server hashes weights by {HASH_ALGORITHM}, the generator verifies {algorithm}; run one release everywhere"
                 self._say(HTTPStatus.BAD_REQUEST, text)
-            case ["", "v1", _, "versions", name] if found := _VERSION.fullmatch(name):
+            case ["", "v2", _, "versions", name] if found := _VERSION.fullmatch(name):
                 version = pb.VersionName(attempt=int(found[1]), step=int(found[2]), hash=bytes.fromhex(found[3]))
                 self._send_manifest(version)
-            case ["", "v1", _, "content", name] if _HASH.fullmatch(name):
+            case ["", "v2", _, "content", name] if _HASH.fullmatch(name):
                 self._send_content(bytes.fromhex(name))
             case _:
                 self._say(HTTPStatus.BAD_REQUEST, "no such path; run one release everywhere")

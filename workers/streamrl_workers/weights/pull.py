@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.weights.cache import WeightCache
-from streamrl_workers.weights.deltas import DeltaChains, KeptTensor
-from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, reserved
+from streamrl_workers.weights.deltas import DeltaChains, KeptSlice
+from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, element_bytes, reserved, size_bytes
 from streamrl_workers.weights.manifest import ManifestError, check_manifest
 from streamrl_workers.weights.relay_store import RelayStore
 from streamrl_workers.weights.source import (
@@ -140,9 +140,13 @@ class FetchedTensor:
     def __post_init__(self) -> None:
         size = len(self.buffer)
         self.missing = [
-            Piece(hash=self.entry.hash, buffer=self.buffer, begin=begin, end=min(size, begin + _PIECE_BYTES))
+            Piece(hash=self.hash, buffer=self.buffer, begin=begin, end=min(size, begin + _PIECE_BYTES))
             for begin in range(0, size, _PIECE_BYTES)
         ]
+
+    @property
+    def hash(self) -> bytes:
+        return self.entry.slices[0].hash
 
     @property
     def arrived_bytes(self) -> int:
@@ -154,8 +158,8 @@ class FetchedTensor:
 
     async def verify(self) -> None:
         got = await asyncio.to_thread(bytes_hash, self.buffer)
-        if got != self.entry.hash:
-            raise BadSourceError(f"corrupt: its bytes hash to {got.hex()}, the manifest says {self.entry.hash.hex()}")
+        if got != self.hash:
+            raise BadSourceError(f"corrupt: its bytes hash to {got.hex()}, the manifest says {self.hash.hex()}")
         self.verified = True
 
 
@@ -292,9 +296,9 @@ class _Pull:
         if self._nearby.relay is not None:
             self._nearby.relay.described(manifest)
             for tensor in held:
-                self._nearby.relay.have(tensor.entry.hash, tensor.buffer)
+                self._nearby.relay.have(tensor.hash, tensor.buffer)
         if self._nearby.cache is not None:
-            self._nearby.cache.begin(manifest.tensors, wait_s=self._cache_s)
+            self._nearby.cache.begin([e.slices[0] for e in manifest.tensors], wait_s=self._cache_s)
         return tensors
 
     def _is_held(self, entry: pb.TensorEntry) -> bool:
@@ -316,7 +320,7 @@ class _Pull:
         cache, relay = self._nearby.cache, self._nearby.relay
         cached = found = None
         if not tensor.arrived_bytes:
-            cached = await cache.read(tensor.entry) if cache is not None else None
+            cached = await cache.read(tensor.entry.slices[0]) if cache is not None else None
             found = cached if cached is not None else await self._by_deltas(tensor.entry, streams)
         if found is not None:
             tensor.have(found)
@@ -324,15 +328,20 @@ class _Pull:
             await streams.fetch_all(tensor.missing)
             await self._verify(tensor)
         if relay is not None:
-            relay.have(tensor.entry.hash, tensor.buffer)
+            relay.have(tensor.hash, tensor.buffer)
         if cache is not None and cached is None:
-            cache.write(tensor.entry, tensor.buffer)
+            cache.write(tensor.entry.slices[0], tensor.buffer)
 
     async def _by_deltas(self, entry: pb.TensorEntry, streams: "_Streams") -> memoryview | None:
         held = self._nearby.held.get(entry.name)
         if held is None:
             return None
-        return await self._deltas.read(entry, base=KeptTensor(held.buffer, held.entry), fetch=streams.fetch)
+        return await self._deltas.read(
+            entry.slices[0],
+            name=entry.name,
+            base=KeptSlice(held.buffer, held.entry.slices[0], element_bytes(held.entry.dtype)),
+            fetch=streams.fetch,
+        )
 
     async def _verify(self, tensor: FetchedTensor) -> None:
         try:
@@ -345,10 +354,10 @@ def _with_memory(entries: list[pb.TensorEntry]) -> list[FetchedTensor]:
     """Return tensors that have not arrived, in one piece of memory. Raises MemoryError."""
     places = [0]
     for entry in entries:
-        places.append(places[-1] + -(-entry.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+        places.append(places[-1] + -(-size_bytes(entry) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
     memory = reserved(places[-1])
     return [
-        FetchedTensor(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
+        FetchedTensor(entry=entry, buffer=memory[begin : begin + size_bytes(entry)])
         for begin, entry in zip(places, entries, strict=False)
     ]
 

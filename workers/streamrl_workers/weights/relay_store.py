@@ -57,7 +57,9 @@ class RelayStore:
         passed.ClearField("deltas")
         with self._changed:
             self._kept[-1].manifest = passed
-            self._kept[-1].contents = dict.fromkeys((entry.hash for entry in manifest.tensors), None)
+            self._kept[-1].contents = dict.fromkeys(
+                (one.hash for entry in manifest.tensors for one in entry.slices), None
+            )
             self._changed.notify_all()
 
     def have(self, content_hash: bytes, data: memoryview) -> None:

@@ -1,25 +1,38 @@
-"""The newest published versions, for a server of weights to serve.
+"""The newest published versions of one rank of the trainer, for a server of weights to serve.
+
+    rank 0         publish        (attempt, step, hash)   the manifest of the whole version, which names the ranks that hold the rest
+    other ranks    publish_part   (attempt, step, "")     the manifest of what this rank holds
 
 Owns the bytes of a few versions, and which of them are kept. Does not own how they travel, nor announcing.
 Thread-safe: the trainer publishes from its thread, a server reads from many.
 
-With a `DeltaStore` each version's manifest names the deltas that lead to it; they are content like the tensors. They are made before the version
+With a `DeltaStore` each version's manifest names the deltas that lead to it; they are content like the slices. They are made before the version
 can be pulled, from the bytes that are kept of the version before.
 
 Invariants:
 - Published bytes never change: a writable buffer is copied; who publishes a read-only one writes no more to what is under it.
-- A read-only tensor that is published again is neither copied nor hashed again: versions share it.
-- The newest `newest_kept` versions are kept, and at most `_PULLED_KEPT` older ones, only while somebody pulls them.
+- A read-only buffer that is published again is neither copied nor hashed again: versions share it.
+- The newest `newest_kept` versions are kept, and at most `_PULLED_KEPT` older ones, only while they are pulled.
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.deltas import DeltaStore, KeptTensor
-from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, entry_of, manifest_hash, tensor_bytes
+from streamrl_workers.weights.deltas import DeltaStore, KeptSlice, SliceKey
+from streamrl_workers.weights.hashing import (
+    HASH_ALGORITHM,
+    SliceBytes,
+    TensorBytes,
+    as_slices,
+    element_bytes,
+    row_bytes,
+    slice_entry,
+)
+from streamrl_workers.weights.manifest import join_parts
 
 NEWEST_KEPT = 2
 """The one that generators run and the one that they pull."""
@@ -32,8 +45,8 @@ _Key = tuple[int, int, bytes]
 @dataclass(slots=True, kw_only=True)
 class _KeptVersion:
     manifest: pb.Manifest
-    given: dict[str, TensorBytes]  # of those that were read-only: the others may have changed since
-    tensors: dict[str, KeptTensor]
+    given: dict[SliceKey, memoryview]  # of those that were read-only: the others may have changed since
+    slices: dict[SliceKey, KeptSlice]
     contents: dict[bytes, memoryview]  # by hash
     pulls: int = 0
 
@@ -50,25 +63,37 @@ class WeightStore:
         self.published = 0
         """Versions, since the process began."""
 
-    def publish(self, *, attempt: int, step: int, tensors: Mapping[str, TensorBytes]) -> pb.VersionName:
-        """Keep `tensors` as version (attempt, step) and return its name with the hash."""
-        with self._lock:
-            before = next(reversed(self._kept.values()), None)
-        owned = {name: _keep(name, tensor, before=before) for name, tensor in sorted(tensors.items())}
-        entries = [tensor.entry for tensor in owned.values()]
-        version = pb.VersionName(attempt=attempt, step=step, hash=manifest_hash(entries))
-        manifest = pb.Manifest(version=version, tensors=entries, hash_algorithm=HASH_ALGORITHM)
-        if self._deltas is not None and before is not None:
-            manifest.deltas.extend(self._deltas.make(before.tensors, owned))
-        contents = {tensor.entry.hash: tensor.data for tensor in owned.values()}
-        given = {name: tensor for name, tensor in tensors.items() if tensor.data.readonly}
-        kept = _KeptVersion(manifest=manifest, given=given, tensors=owned, contents=contents)
-        with self._lock:
-            self._kept.pop(_key(version), None)  # published again: it is the newest now
-            self._kept[_key(version)] = kept
-            self._evict()
-            self.published += 1
-        return version
+    def publish(
+        self,
+        *,
+        attempt: int,
+        step: int,
+        tensors: Mapping[str, TensorBytes] = MappingProxyType({}),
+        slices: Iterable[SliceBytes] = (),
+        parts: Callable[[], Mapping[str, pb.Manifest]] = dict,
+    ) -> pb.VersionName:
+        """Keep what this rank holds of version (attempt, step), and return the whole version's name with its hash.
+
+        Args:
+            attempt: of the trainer.
+            step: of the version.
+            tensors: that this rank holds whole.
+            slices: of other tensors.
+            parts: returns what the other ranks hold, by the addresses of their servers; called once, after this rank's slices are hashed.
+
+        Raises:
+            ManifestError: slices and parts together are not each tensor once.
+        """
+        kept = self._owned(attempt=attempt, step=step, slices=(*as_slices(tensors), *slices))
+        kept.manifest = join_parts(kept.manifest, parts())
+        self._keep(kept)
+        return kept.manifest.version
+
+    def publish_part(self, *, attempt: int, step: int, slices: Iterable[SliceBytes]) -> pb.VersionName:
+        """Keep what this rank holds of version (attempt, step), for rank 0 and for generators to ask for; its name has no hash."""
+        kept = self._owned(attempt=attempt, step=step, slices=slices)
+        self._keep(kept)
+        return kept.manifest.version
 
     def versions(self) -> list[pb.VersionName]:
         """Names of the kept versions, oldest first."""
@@ -98,6 +123,34 @@ class WeightStore:
                     kept.pulls -= 1
                 self._evict()
 
+    def _owned(self, *, attempt: int, step: int, slices: Iterable[SliceBytes]) -> _KeptVersion:
+        """Return what is kept of these slices: this rank's part, with the deltas to it."""
+        with self._lock:
+            before = next(reversed(self._kept.values()), None)
+        given = {(one.name, one.first_row): one for one in slices}
+        owned = {key: _owned(one, before=before) for key, one in sorted(given.items())}
+        part = pb.Manifest(version=pb.VersionName(attempt=attempt, step=step), hash_algorithm=HASH_ALGORITHM)
+        for key, kept in owned.items():
+            if not part.tensors or part.tensors[-1].name != given[key].name:
+                part.tensors.add(name=given[key].name, dtype=given[key].dtype, shape=given[key].shape)
+            part.tensors[-1].slices.append(kept.entry)
+        if self._deltas is not None and before is not None:
+            part.deltas.extend(self._deltas.make(before.slices, owned))
+        return _KeptVersion(
+            manifest=part,
+            given={key: one.data for key, one in given.items() if one.data.readonly},
+            slices=owned,
+            contents={one.entry.hash: one.data for one in owned.values()},
+        )
+
+    def _keep(self, kept: _KeptVersion) -> None:
+        key = _key(kept.manifest.version)
+        with self._lock:
+            self._kept.pop(key, None)  # published again: it is the newest now
+            self._kept[key] = kept
+            self._evict()
+            self.published += 1
+
     def _evict(self) -> None:
         """Drop old versions; oldest first in `_kept`."""
         for key in list(self._kept)[: -self._newest_kept]:
@@ -109,16 +162,17 @@ def _key(version: pb.VersionName) -> _Key:
     return version.attempt, version.step, version.hash
 
 
-def _keep(name: str, tensor: TensorBytes, *, before: _KeptVersion | None) -> KeptTensor:
-    if before is not None and before.given.get(name) is tensor:
-        return before.tensors[name]
-    assert tensor.data.nbytes == tensor_bytes(tensor.dtype, tensor.shape), "pullers refuse another size"
-    owned = tensor._replace(data=_frozen(tensor.data))
-    return KeptTensor(owned.data, entry_of(name, owned))
+def _owned(given: SliceBytes, *, before: _KeptVersion | None) -> KeptSlice:
+    key = given.name, given.first_row
+    if before is not None and before.given.get(key) is given.data:
+        return before.slices[key]
+    data = _frozen(given.data)
+    assert len(data) % max(1, row_bytes(given.dtype, given.shape)) == 0, "a slice has whole rows"
+    return KeptSlice(data, slice_entry(data, first_row=given.first_row), element_bytes(given.dtype))
 
 
 def _frozen(data: memoryview) -> memoryview:
-    """The same bytes, flat, in a buffer that nobody can write to."""
+    """Return the same bytes, flat, in a read-only buffer."""
     if data.readonly and data.c_contiguous:
         return data.cast("B") if data.nbytes else memoryview(b"")
     return memoryview(data.tobytes())

@@ -33,7 +33,7 @@ class Trainer:
 def test_a_manifest_names_the_deltas_to_its_version_and_to_those_before():
     trainer = Trainer()
     manifests = [trainer.publish(step) for step in range(4)]
-    hashes = [manifest.tensors[0].hash for manifest in manifests]
+    hashes = [manifest.tensors[0].slices[0].hash for manifest in manifests]
     assert [len(manifest.deltas) for manifest in manifests] == [0, 1, 2, 3]
     for delta, base, new in zip(manifests[3].deltas, hashes[:-1], hashes[1:], strict=True):
         assert (delta.base_hash, delta.new_hash) == (base, new)
@@ -96,7 +96,7 @@ CHAIN = [delta(1, 2), delta(2, 3), delta(3, 4)]
     ],
 )
 def test_the_way_from_what_is_held(held: int, deltas: list[pb.TensorDelta], expected: list[pb.TensorDelta]):
-    wanted = pb.TensorEntry(name="w", size_bytes=100, hash=bytes([4]))
+    wanted = pb.TensorSlice(size_bytes=100, hash=bytes([4]))
     found = way(wanted, held=bytes([held]), leading_to={one.new_hash: one for one in deltas})
     assert list(found) == expected
 

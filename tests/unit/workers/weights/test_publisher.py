@@ -6,7 +6,17 @@ from hypothesis import strategies as st
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights import hashing
-from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, describe, manifest_hash, tensors_hash
+from streamrl_workers.weights.deltas import DeltaStore
+from streamrl_workers.weights.hashing import (
+    SliceBytes,
+    TensorBytes,
+    bytes_hash,
+    describe,
+    manifest_hash,
+    size_bytes,
+    tensors_hash,
+)
+from streamrl_workers.weights.manifest import ManifestError, check_manifest
 from streamrl_workers.weights.store import WeightStore
 
 
@@ -24,7 +34,7 @@ def content(store: WeightStore, version: pb.VersionName, *, tensor: str = "w") -
         if manifest is None:
             return None
         (entry,) = [entry for entry in manifest.tensors if entry.name == tensor]
-        data = store.content(entry.hash)
+        data = store.content(entry.slices[0].hash)
     assert data is not None
     return bytes(data)
 
@@ -117,7 +127,7 @@ def test_shaped_and_empty_buffers():
     version = store.publish(attempt=1, step=0, tensors=tensors)
     with store.pulling(version) as manifest:
         assert manifest is not None
-    assert [(e.name, e.size_bytes) for e in manifest.tensors] == [("e", 0), ("w", 8)]
+    assert [(e.name, size_bytes(e)) for e in manifest.tensors] == [("e", 0), ("w", 8)]
     assert content(store, version) == b"12345678"
 
 
@@ -155,7 +165,86 @@ def test_fields_do_not_run_into_each_other():
     assert tensors_hash({"ab": tensor(dtype="c")}) != tensors_hash({"a": tensor(dtype="bc")})
 
 
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        (BASE, "5eb28d8da332d02a74931bd18e5ffc62b59916e0d392da45510761d111bcfa11"),
+        ({}, "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"),
+    ],
+)
+def test_a_version_of_whole_tensors_hashes_as_in_earlier_releases(tensors, expected):
+    assert tensors_hash(tensors).hex() == expected
+
+
+def rows(name: str, first: int, data: bytes, *, shape: tuple[int, ...] = (4, 2)) -> SliceBytes:
+    return SliceBytes(name, "uint8", shape, first, memoryview(data))
+
+
+def part(*slices: SliceBytes) -> pb.Manifest:
+    store = WeightStore()
+    with store.pulling(store.publish_part(attempt=1, step=7, slices=slices)) as manifest:
+        assert manifest is not None
+        return manifest
+
+
+def test_a_version_is_joined_of_what_its_ranks_hold():
+    store = WeightStore()
+    parts = {"b:1": part(rows("w", 3, b"gh")), "c:2": part(rows("w", 1, b"cdef"), rows("z", 2, b"xxxx"))}
+    name = store.publish(
+        attempt=1,
+        step=7,
+        tensors={"bias": tensor()},
+        slices=[rows("z", 0, b"yyyy"), rows("w", 0, b"ab")],
+        parts=lambda: parts,
+    )
+    with store.pulling(name) as manifest:
+        assert manifest is not None
+    check_manifest(manifest, version=name)
+    assert list(manifest.holders) == ["b:1", "c:2"]
+    found = {e.name: [(s.first_row, s.size_bytes, s.holder) for s in e.slices] for e in manifest.tensors}
+    assert found == {
+        "bias": [(0, 8, 0)],
+        "w": [(0, 2, 0), (1, 4, 2), (3, 2, 1)],
+        "z": [(0, 4, 0), (2, 4, 2)],
+    }
+    assert store.content(bytes_hash(memoryview(b"ab"))) == b"ab"
+    assert store.content(bytes_hash(memoryview(b"gh"))) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([rows("w", 0, b"ab")], "its slices have 2 bytes"),
+        ([rows("w", 1, b"cdefgh")], "from row 1, expected were rows from 0"),
+        ([rows("w", 0, b"abcd"), rows("w", 1, b"cdefgh")], "from row 1, expected were rows from 2"),
+        ([rows("w", 0, b"abcd"), rows("w", 2, b"")], "has 0 bytes"),
+        ([rows("w", 0, b"abcd"), rows("w", 2, b"efgh", shape=(2, 4))], "ranks differ"),
+        ([rows("w", 0, b"", shape=(0, 2)), rows("w", 0, b"", shape=(0, 2))], "its slices have 0 bytes"),
+    ],
+)
+def test_parts_that_are_not_each_tensor_once_are_no_version(given, told):
+    parts = {f"rank:{number}": part(one) for number, one in enumerate(given)}
+    with pytest.raises(ManifestError, match=f"tensor w: .*{told}"):
+        WeightStore().publish(attempt=1, step=7, parts=lambda: parts)
+
+
+def test_deltas_are_between_slices_of_the_same_rows():
+    def published(store: WeightStore, step: int, *, cut: int, changed: bytes) -> pb.Manifest:
+        data = changed + bytes(8000 - len(changed))
+        slices = [rows("w", 0, data[:cut], shape=(8000,)), rows("w", cut, data[cut:], shape=(8000,))]
+        with store.pulling(store.publish(attempt=1, step=step, slices=slices)) as manifest:
+            assert manifest is not None
+            return manifest
+
+    store = WeightStore(deltas=DeltaStore())
+    before = published(store, 0, cut=4000, changed=b"")
+    after = published(store, 1, cut=4000, changed=b"a")
+    (delta,) = after.deltas
+    assert (delta.base_hash, delta.new_hash) == (before.tensors[0].slices[0].hash, after.tensors[0].slices[0].hash)
+    assert list(published(store, 2, cut=3000, changed=b"b").deltas) == [delta]
+
+
 def test_entries_are_sorted_and_sized():
     entries = describe({"b": BASE["b"], "a": BASE["a"]})
-    assert [(e.name, e.size_bytes, list(e.shape)) for e in entries] == [("a", 8, [2]), ("b", 4, [1])]
+    assert [(e.name, size_bytes(e), list(e.shape)) for e in entries] == [("a", 8, [2]), ("b", 4, [1])]
     assert manifest_hash(reversed(entries)) == tensors_hash(BASE)

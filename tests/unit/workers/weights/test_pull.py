@@ -169,7 +169,7 @@ async def test_a_cache_that_has_all_leaves_nothing_to_fetch_or_to_write():
         def write(self, entry, data) -> None:
             raise AssertionError("it is there")
 
-        async def read(self, entry: pb.TensorEntry) -> memoryview:
+        async def read(self, entry: pb.TensorSlice) -> memoryview:
             await asyncio.sleep(0)
             return next(t.data for t in tensors(1).values() if bytes_hash(t.data) == entry.hash)
 
@@ -227,11 +227,15 @@ async def test_a_size_beside_the_hash_is_held_against_dtype_and_shape(size_bytes
     class Foreign(Server):
         def manifest(self, version: pb.VersionName) -> pb.Manifest:
             manifest = super().manifest(version)
-            manifest.tensors[0].size_bytes = size_bytes
+            manifest.tensors[0].slices[0].size_bytes = size_bytes
             return manifest
 
     server = Foreign()
-    told = rf"tensor a: size_bytes is {size_bytes}, uint8 \[{SIZE}\] has {SIZE} bytes"
+    told = (
+        "a slice has 0 bytes from row 0"
+        if not size_bytes
+        else rf"have {size_bytes} bytes, uint8 \[{SIZE}\] has {SIZE} bytes"
+    )
     with pytest.raises(BadSourceError, match=told):
         await server.pull(server.publish(1))
     assert not server.fetched
@@ -239,7 +243,9 @@ async def test_a_size_beside_the_hash_is_held_against_dtype_and_shape(size_bytes
 
 @pytest.mark.parametrize("elements", [2**60, 2**63, 2**64 - 1])
 async def test_a_version_for_which_there_is_no_memory_is_a_line(elements: int):
-    entry = pb.TensorEntry(name="a", dtype="uint8", shape=[elements], size_bytes=elements, hash=bytes(32))
+    entry = pb.TensorEntry(
+        name="a", dtype="uint8", shape=[elements], slices=[pb.TensorSlice(size_bytes=elements, hash=bytes(32))]
+    )
 
     class Large(Server):
         def manifest(self, version: pb.VersionName) -> pb.Manifest:

@@ -29,7 +29,7 @@ def begun(store: RelayStore, step: int) -> pb.Manifest:
 
 def had(store: RelayStore, step: int) -> pb.Manifest:
     made = begun(store, step)
-    store.have(made.tensors[0].hash, memoryview(bytes([step]) * 8))
+    store.have(made.tensors[0].slices[0].hash, memoryview(bytes([step]) * 8))
     return made
 
 
@@ -46,7 +46,7 @@ def test_a_tensor_is_given_when_it_is_verified() -> None:
     def ask() -> None:
         with store.pulling(made.version) as described:
             assert described == made
-            data = store.content(made.tensors[0].hash)
+            data = store.content(made.tensors[0].slices[0].hash)
             assert data is not None
             assert data.readonly
             found.append(bytes(data))
@@ -54,7 +54,7 @@ def test_a_tensor_is_given_when_it_is_verified() -> None:
     asking = threading.Thread(target=ask)
     asking.start()
     store.described(made)
-    store.have(made.tensors[0].hash, memoryview(bytes([1]) * 8))
+    store.have(made.tensors[0].slices[0].hash, memoryview(bytes([1]) * 8))
     asking.join(DEADLINE_S)
     assert found == [bytes([1]) * 8]
 
@@ -67,7 +67,7 @@ def test_who_asks_too_early_is_told_how_far_we_are() -> None:
         pass
     store.described(made)
     with pytest.raises(NotYetError) as tensor_later:
-        store.content(made.tensors[0].hash)
+        store.content(made.tensors[0].slices[0].hash)
     assert (manifest_later.value.mark, tensor_later.value.mark) == (5, 5)
 
 
@@ -75,17 +75,17 @@ def test_what_is_not_there_is_nobodys_to_wait_for() -> None:
     store, made = RelayStore(), manifest(1)
     with store.pulling(made.version) as described:
         assert described is None
-    assert store.content(made.tensors[0].hash) is None
+    assert store.content(made.tensors[0].slices[0].hash) is None
     begun(store, 1)
     store.failed()
-    assert store.content(made.tensors[0].hash) is None
+    assert store.content(made.tensors[0].slices[0].hash) is None
     assert store.versions() == []
 
 
 def test_one_that_waits_hears_that_it_will_not_come() -> None:
     store, found = RelayStore(), list[object]()
     made = begun(store, 1)
-    waiting = threading.Thread(target=lambda: found.append(store.content(made.tensors[0].hash)))
+    waiting = threading.Thread(target=lambda: found.append(store.content(made.tensors[0].slices[0].hash)))
     waiting.start()
     store.failed()
     waiting.join(DEADLINE_S)
@@ -98,11 +98,11 @@ def test_the_newest_is_kept_and_what_somebody_pulls() -> None:
     with store.pulling(one.version):
         had(store, 2)
         assert [version.step for version in store.versions()] == [1, 2]
-        assert store.content(one.tensors[0].hash) == bytes([1]) * 8
+        assert store.content(one.tensors[0].slices[0].hash) == bytes([1]) * 8
     assert [version.step for version in store.versions()] == [2]
     had(store, 3)
     assert [version.step for version in store.versions()] == [3]
-    assert store.content(one.tensors[0].hash) is None
+    assert store.content(one.tensors[0].slices[0].hash) is None
 
 
 def test_the_deltas_of_a_manifest_are_not_passed_on():
