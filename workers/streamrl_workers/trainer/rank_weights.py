@@ -21,7 +21,8 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.stream.tls import Tls
-from streamrl_workers.trainer.engines.engine import RetryError
+from streamrl_workers.trainer.engines.engine import Kept, RetryError
+from streamrl_workers.trainer.engines.process_group import ProcessGroup
 from streamrl_workers.trainer.settings import TrainerSettings
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.hashing import SliceBytes
@@ -35,9 +36,6 @@ _WAIT_S = 3.0
 """For a part that is on its way; then whoever asks is told so, and asks again."""
 _CHECK_S = 0.25
 """Between two checks whether the session has ended."""
-
-Kept = tuple[int, int]
-"""Attempt and step of a version."""
 
 
 class RankWeights:
@@ -189,3 +187,14 @@ class RankParts:
             return await source.manifest(version)
         finally:
             await source.close()
+
+
+NO_PARTS = RankParts((), timeout_s=0, token="", tls=None)
+"""Of a trainer of one rank."""
+
+
+def rank_parts(settings: TrainerSettings, *, ranks: ProcessGroup) -> RankParts:
+    """Return the servers of the other ranks; a folder takes the time that the job gives it."""
+    folder = settings.spec.weights.folder
+    timeout_s = settings.spec.trainer.rank_timeout_seconds + (0 if folder is None else folder.timeout_seconds)
+    return RankParts(ranks.addresses, timeout_s=timeout_s, token=settings.token, tls=settings.variables.tls)

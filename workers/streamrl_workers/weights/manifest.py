@@ -7,7 +7,7 @@ one that cannot be used is left out.
 Does not own what a manifest hashes to (`hashing.py`), nor who gave it (`pull.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from streamrl.errors import shorten
 from streamrl.proto import stream_pb2 as pb
@@ -65,6 +65,15 @@ def join_parts(own: pb.Manifest, parts: Mapping[str, pb.Manifest]) -> pb.Manifes
         whole.tensors.append(entry)
     whole.version.hash = manifest_hash(whole.tensors)
     return whole
+
+
+def contents(manifest: pb.Manifest) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the hash, the size in bytes and the holder of each slice, then of each delta."""
+    for entry in manifest.tensors:
+        for one in entry.slices:
+            yield one.hash, one.size_bytes, one.holder
+    for delta in manifest.deltas:
+        yield delta.hash, delta.size_bytes, delta.holder
 
 
 def usable_deltas(manifest: pb.Manifest) -> dict[bytes, pb.TensorDelta]:

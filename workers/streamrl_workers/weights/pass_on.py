@@ -9,52 +9,60 @@ Invariants:
 
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any
 
-from streamrl_workers.stream.auth import WEIGHTS_PATH, identity_in
+from streamrl_workers.stream.auth import identity_in
 from streamrl_workers.stream.tls import Tls, peer_names
-from streamrl_workers.weights.hashing import HASH_ALGORITHM
+from streamrl_workers.weights.http_server import HttpWeightServer, content_path
+from streamrl_workers.weights.store import WeightStore
 
 _TIMEOUT_S = 20.0
 """For a holder to answer, or to send the next bytes."""
-_PIECE_BYTES = 2**20
-"""Passed on at once."""
 _PARTIAL = 206
 
 _log = logging.getLogger("streamrl.weights")
 
-Find = Callable[[bytes], tuple[str, int] | None]
-"""Address of the rank that holds the bytes of a hash, and their number; None: no version is kept that another rank holds them of."""
 
+class PassingWeightServer(HttpWeightServer):
+    """Rank 0's server."""
 
-class HolderClient:
-    """Reads from the servers of other ranks."""
-
-    def __init__(self, find: Find, *, token: str, tls: Tls | None) -> None:
-        self._find = find
+    def __init__(
+        self,
+        store: WeightStore,
+        *,
+        token: str,
+        tls: Tls | None,
+        **options: Any,  # noqa: ANN401 - of `HttpWeightServer`
+    ) -> None:
+        self._elsewhere = store.elsewhere
         self._token = token
         self._tls = tls
+        super().__init__(store, token=token, tls=tls, **options)
 
     def size_bytes(self, content_hash: bytes) -> int | None:
-        """Return the size of what another rank holds; None: no other rank does."""
-        found = self._find(content_hash)
-        return None if found is None else found[1]
+        """Return the size of a content, also of one that another rank holds."""
+        own, found = super().size_bytes(content_hash), self._elsewhere(content_hash)
+        return found[1] if own is None and found is not None else own
 
     def pieces(self, content_hash: bytes, *, begin: int, end: int) -> Iterator[memoryview]:
-        """Yield these bytes of what another rank holds; each piece is overwritten by the next one."""
-        found = self._find(content_hash)
-        if found is None:
+        """Yield bytes of a content, also of one that another rank holds."""
+        for piece in super().pieces(content_hash, begin=begin, end=end):
+            yield piece
+            begin += len(piece)
+        found = self._elsewhere(content_hash)
+        if begin == end or found is None:
             return
-        buffer = memoryview(bytearray(min(_PIECE_BYTES, end - begin)))
+        buffer = memoryview(bytearray(min(self.slice_bytes, end - begin)))
         try:
             with self._answer(found[0], content_hash, begin=begin, end=end) as answer:
                 while begin < end and (count := answer.readinto(buffer[: end - begin])):
                     yield buffer[:count]
                     begin += count
         except (OSError, HTTPException, ValueError) as error:
-            _log.warning("rank at %s did not give a slice to pass on: %s", found[0], error or type(error).__name__)
+            _log.warning("the rank at %s gave no slice to pass on: %s", found[0], error or type(error).__name__)
 
     @contextmanager
     def _answer(self, address: str, content_hash: bytes, *, begin: int, end: int) -> Iterator[HTTPResponse]:
@@ -64,9 +72,7 @@ class HolderClient:
             http.auto_open = 0
             http.sock = connection if self._tls is None else self._secured(connection, tls=self._tls)
             headers = {"Range": f"bytes={begin}-{end - 1}", "Authorization": f"Bearer {self._token}"}
-            http.request(
-                "GET", f"{WEIGHTS_PATH}/v2/{HASH_ALGORITHM}/content/{content_hash.hex()}", headers=headers
-            )
+            http.request("GET", content_path(content_hash), headers=headers)
             try:
                 with http.getresponse() as answer:
                     if answer.status != _PARTIAL:

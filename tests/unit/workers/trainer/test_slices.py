@@ -17,12 +17,11 @@ from transformers import PreTrainedModel
 from streamrl.spec.training import Lora, Sherl
 from streamrl_workers.models.load import load_model
 from streamrl_workers.models.lora import add_adapters
-from streamrl_workers.models.published import as_tensor
 from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.trainer.engines import model_files
 from streamrl_workers.trainer.engines.sharding import Precision, shard
 from streamrl_workers.trainer.engines.slices import HostMemory, copy_slices, first_rows, slab_bytes
-from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.hashing import SliceBytes, row_bytes
 from support.model_families import save_tiny
 from support.tiny_folder import tiny_folder
 
@@ -58,7 +57,7 @@ def _as_rank(rank: int, *, of: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _slices(model: PreTrainedModel, *, precision: Precision, ranks: int) -> list[dict[str, TensorBytes]]:
+def _slices(model: PreTrainedModel, *, precision: Precision, ranks: int) -> list[dict[str, SliceBytes]]:
     """What each of the ranks copies of the model."""
     found = []
     for rank in range(ranks):
@@ -69,8 +68,8 @@ def _slices(model: PreTrainedModel, *, precision: Precision, ranks: int) -> list
                 base = copy_slices(model_files.published_views(part, precision=precision, trained=False))
                 trained = copy_slices(model_files.published_views(part, precision=precision, trained=True))
             assert calls.get_total_counts() == 0, "nothing is gathered"
-            assert not base.keys() & trained.keys()
-            found.append(base | trained)
+            found.append({one.name: one for one in (*base, *trained)})
+            assert len(found[-1]) == len(base) + len(trained)
     return found
 
 
@@ -84,6 +83,8 @@ def test_slices_of_all_ranks_are_the_tensors_of_one(name: str, ranks: int, folde
     assert {one for part in slices for one in part} == whole.keys()
     for tensor, expected in whole.items():
         held = [part[tensor] for part in slices if tensor in part]
+        rows = [one.data.nbytes // row_bytes(one.dtype, one.shape) for one in held]
+        assert [one.first_row for one in held] == [sum(rows[:number]) for number in range(len(held))]
         assert {(one.dtype, one.shape) for one in held} == {(expected.dtype, expected.shape)}
         assert b"".join(one.data for one in held) == bytes(expected.data), tensor
         assert all(one.data.readonly for one in held)
@@ -114,6 +115,16 @@ def test_rows_of_a_view_by_rank(view, whole, ranks, expected):
     tensor = torch.empty(whole, device="meta")
     shard_rows = -(-whole[0] // ranks)
     assert first_rows(view(tensor), shard=shard_rows * tensor[0].numel(), ranks=ranks) == expected
+
+
+def test_what_is_gathered_is_counted(folders: dict[str, Path]) -> None:
+    """Or the test above would show nothing."""
+    model = _model("tied", folders)
+    with _as_rank(0, of=2):
+        shard(model, mesh=init_device_mesh("cpu", (2,)), compute=None, offload=False)
+        with CommDebugMode() as calls:
+            model_files.tensors(model)
+    assert calls.get_total_counts() > 0
 
 
 def test_memory_is_wasted_in_the_last_slab_alone():

@@ -89,10 +89,16 @@ def published_views(
 
 
 def tensors(
-    model: PreTrainedModel, *, layout: CheckpointLayout | None = None, precision: Precision = "FP32"
+    model: PreTrainedModel,
+    *,
+    trained: bool | None = None,
+    layout: CheckpointLayout | None = None,
+    precision: Precision = "FP32",
 ) -> dict[str, TensorBytes]:
-    """Copy all that is published, whole, on rank 0."""
-    return copy_slices(published_views(model, layout=layout, precision=precision), gather=True)
+    """Copy what is published, whole, on rank 0; arguments as of `published_views`."""
+    views = published_views(model, trained=trained, layout=layout, precision=precision)
+    copies = copy_slices(views, gather=True)
+    return {one.name: TensorBytes(one.dtype, one.shape, one.data) for one in copies}
 
 
 def has_adapters(model: torch.nn.Module) -> bool:

@@ -169,6 +169,8 @@ class ProcessGroup:
         self._guard = HangGuard(exit_code=lambda loss: EXIT_RETRY if loss.silent else lost_code)
         self._worker: object = None
         self._broken = ""
+        self.addresses: list[str] = []
+        """host:port at which each other rank serves its weights, by rank; known once it is built."""
         self._listener = None if rendezvous.env.alone else _listen(rendezvous.env)
 
     @property
@@ -211,7 +213,7 @@ class ProcessGroup:
     def build(self, create: Callable[[], object], *, facts: Payload, timeout_s: float) -> None:
         """Make the worker of every rank at the same time, once all others are ready for it; `facts` are what they need."""
         self._together(READY, [None] * self.size, own=lambda: None, timeout_s=timeout_s)
-        self._worker = self._together(BUILD, [facts] * self.size, own=create, timeout_s=timeout_s)[0]
+        self._worker, *self.addresses = self._together(BUILD, [facts] * self.size, own=create, timeout_s=timeout_s)
 
     def call(self, method: str, payloads: Sequence[Payload]) -> list[Payload]:
         """Call the method everywhere."""

@@ -20,7 +20,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from streamrl_workers.trainer.engines.sharding import begin_row, full, local, rank_of
-from streamrl_workers.weights.hashing import TensorBytes, reserved
+from streamrl_workers.weights.hashing import SliceBytes, reserved
 
 _LEAST_SLAB_BYTES = 64 * 2**20
 """Below it the rest of a version is one slab. torch rounds pinned memory up to a power of two: at most this much is wasted."""
@@ -41,19 +41,20 @@ class PublishedView(NamedTuple):
 
 
 @torch.no_grad()
-def copy_slices(views: Iterable[PublishedView], *, gather: bool = False) -> dict[str, TensorBytes]:
-    """Copy this rank's slices; each has the shape of the whole tensor, and the bytes of the slice.
-
-    `gather`: instead, rank 0 copies all tensors whole, and the others copy nothing.
-    """
+def copy_slices(views: Iterable[PublishedView], *, gather: bool = False) -> list[SliceBytes]:
+    """Copy this rank's slices. `gather`: instead, rank 0 copies all tensors whole, and the others copy nothing."""
     planned = [(view, None if gather else _rows(view)) for view in views]
     memory = HostMemory(sum(_padded(_size_bytes(view, rows)) for view, rows in planned))
-    copies = {
-        view.name: TensorBytes(
-            str(view.dtype).removeprefix("torch."), tuple(view.view.shape), memory.copy(part, dtype=view.dtype)
+    copies = [
+        SliceBytes(
+            view.name,
+            str(view.dtype).removeprefix("torch."),
+            tuple(view.view.shape),
+            first_row,
+            memory.copy(part, dtype=view.dtype),
         )
-        for view, part in _parts(planned)
-    }
+        for view, first_row, part in _parts(planned)
+    ]
     memory.finish()
     return copies
 
@@ -62,8 +63,8 @@ _Rows = tuple[int, int]
 """First row of a view on this rank, and the one after the last."""
 
 
-def _parts(planned: Iterable[tuple[PublishedView, _Rows | None]]) -> Iterator[tuple[PublishedView, torch.Tensor]]:
-    """Yield what this rank copies; without rows, rank 0 copies the whole view."""
+def _parts(planned: Iterable[tuple[PublishedView, _Rows | None]]) -> Iterator[tuple[PublishedView, int, torch.Tensor]]:
+    """Yield what this rank copies, and its first row; without rows, rank 0 copies the whole view."""
     gathered: dict[int, torch.Tensor] = {}  # the last one: its views follow each other
     for view, rows in planned:
         tensor = view.tensor
@@ -72,10 +73,11 @@ def _parts(planned: Iterable[tuple[PublishedView, _Rows | None]]) -> Iterator[tu
                 gathered.clear()
                 gathered[id(tensor)] = full(tensor).detach().contiguous()
             if rank_of() == 0:
-                yield view, _strided(gathered[id(tensor)], view.view, rows=(0, len(view.view) if view.view.ndim else 1))
+                whole = (0, len(view.view) if view.view.ndim else 1)
+                yield view, 0, _strided(gathered[id(tensor)], view.view, rows=whole)
         elif rows[0] < rows[1]:
             begin = begin_row(tensor) * prod(tensor.shape[1:])
-            yield view, _strided(local(tensor).detach(), view.view, rows=rows, begin=begin)
+            yield view, rows[0], _strided(local(tensor).detach(), view.view, rows=rows, begin=begin)
 
 
 def _rows(view: PublishedView) -> _Rows | None:

@@ -65,7 +65,7 @@ from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of, sharded
 from streamrl_workers.trainer.engines.slices import copy_slices
-from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.hashing import SliceBytes, TensorBytes
 
 _OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _CRITIC_FOLDER = "critic"
@@ -163,7 +163,7 @@ class RankWorker:
         self._probe = _probe_tokens(models, spec=spec)
         self._proved = False
         self._layout = CheckpointLayout(models.model.config)
-        self._base: dict[str, TensorBytes] | None = None  # what is not trained, this rank's slices as published
+        self._base: list[SliceBytes] | None = None  # what is not trained, this rank's slices as published
         self.begin(None)
 
     def begin(self, payload: None) -> None:
@@ -261,21 +261,23 @@ class RankWorker:
         del payload
         return self._diffs.raw()
 
-    def tensors(self, payload: Payload) -> dict[str, TensorBytes]:
-        """Copy this rank's slices of all tensors; where names share one storage (tied embeddings), the first name stands for both.
-
-        What is not trained is copied once: below adapters (`models/published.py`), before a side path. `payload` is for who keeps them.
-        """
+    def slices(self, payload: Payload) -> list[SliceBytes]:
+        """Copy this rank's slices of what is published (`slices.py`); the payload is for who keeps them. What is not trained is copied once: below adapters, before a side path."""
         del payload
         if self._base is None:
-            self._base = self._slices(trained=False)
-        return self._base | self._slices(trained=True)
+            self._base = self._copied(trained=False)
+        return [*self._base, *self._copied(trained=True)]
 
-    def _slices(self, *, trained: bool) -> dict[str, TensorBytes]:
+    def _copied(self, *, trained: bool) -> list[SliceBytes]:
         views = model_files.published_views(
             self._model, layout=self._layout, precision=self._precision, trained=trained
         )
         return copy_slices(views)
+
+    def tensors(self, payload: None) -> dict[str, TensorBytes]:
+        """Copy all that is published, whole, on rank 0; where names share one storage (tied embeddings), the first name stands for both."""
+        del payload
+        return model_files.tensors(self._model, layout=self._layout, precision=self._precision)
 
     def probe(self, payload: None) -> dict[str, TensorBytes]:
         """Log-probs of fixed tokens as `models/probe.py` publishes them; of rank 0, and a collective."""
@@ -320,7 +322,7 @@ class RankWorker:
         model_files.export(
             Path(directory),
             model=self._model,
-            published=model_files.tensors(self._model, layout=self._layout, precision=self._precision),
+            published=self.tensors(None),
             tokenizer=self._tokenizer,
             precision=self._precision,
         )
