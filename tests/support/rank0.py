@@ -6,6 +6,7 @@ The other ranks are the real process, `python -m streamrl_workers.trainer`.
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from streamrl_workers.trainer.engines.process_group import ProcessGroup
 from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.rank_weights import rank_parts
 from streamrl_workers.trainer.settings import TrainerSettings, read_settings
+from streamrl_workers.weights.hashing import SliceBytes
 from streamrl_workers.weights.store import WeightStore
 from streamrl_workers.weights.transports import TRANSPORTS
 from support.trainer_groups import make_group
@@ -30,25 +32,34 @@ class PublishedWeights:
         self.store = WeightStore(newest_kept=2)
         self.server = TRANSPORTS["http"].serve(self.store, settings.server_setup)
         self.parts = rank_parts(settings, ranks=ranks)
+        self._slices: Sequence[SliceBytes] = ()
+        self._lost: list[RetryError] = []
+        ranks.on_lost(lambda reason: self._lost.append(RetryError(reason)))
 
-    def publish(self, engine: TrainEngine, *, step: int) -> dict[str, Any]:
-        """Publish a version; its name, where it is, and the collectives of the copy."""
+    def copy(self, engine: TrainEngine, *, step: int) -> dict[str, Any]:
+        """Copy a version; the collectives and bytes of that."""
         self.store.retain(lambda version: version.step == step - 1)
         with CommDebugMode() as calls:
-            slices = engine.slices(attempt=1, step=step, kept=[(1, step - 1)])
-        name = self.store.publish(
-            attempt=1, step=step, slices=slices, parts=lambda: self.parts.ask(attempt=1, step=step)
-        )
+            self._slices = engine.slices(attempt=1, step=step, kept=[(1, step - 1)])
         return {
-            "version": name.SerializeToString().hex(),
-            "address": self.server.address,
             "collectives": calls.get_total_counts(),
-            "own_bytes": sum(one.data.nbytes for one in slices),
+            "own_bytes": sum(one.data.nbytes for one in self._slices),
         }
+
+    def publish(self, *, step: int) -> dict[str, Any]:
+        """Publish what was copied; its name, and where it is."""
+        name = self.store.publish(
+            attempt=1,
+            step=step,
+            slices=self._slices,
+            parts=lambda: self.parts.ask(attempt=1, step=step, ending=lambda: next(iter(self._lost), None)),
+        )
+        self._slices = ()
+        return {"version": name.SerializeToString().hex(), "address": self.server.address}
 
 
 def act(engine: TrainEngine, command: dict[str, Any], *, weights: PublishedWeights | None = None) -> Any:
-    """One command: `step`, `tensors`, `publish`, `save`, `load` or `export`."""
+    """One command: `step`, `tensors`, `copy`, `publish`, `save`, `load` or `export`."""
     if command["do"] == "step":
         engine.begin_step(command["step"], attempt=1)
         for number in range(command["groups"]):
@@ -59,9 +70,12 @@ def act(engine: TrainEngine, command: dict[str, Any], *, weights: PublishedWeigh
         return engine.finish_step()
     if command["do"] == "tensors":
         return write_tensors(engine, Path(command["folder"]))
+    if command["do"] == "copy":
+        assert weights is not None
+        return weights.copy(engine, step=command["step"])
     if command["do"] == "publish":
         assert weights is not None
-        return weights.publish(engine, step=command["step"])
+        return weights.publish(step=command["step"])
     Path(command["folder"]).mkdir(exist_ok=True)
     return getattr(engine, command["do"])(Path(command["folder"]))
 

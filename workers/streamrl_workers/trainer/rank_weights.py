@@ -14,7 +14,7 @@ Invariants:
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from streamrl.proto import stream_pb2 as pb
@@ -65,7 +65,7 @@ class RankWeights:
         """Drop the versions that rank 0 has dropped, except those that are being pulled."""
         self._store.retain(lambda version: (version.attempt, version.step) in kept)
 
-    def publish(self, *, attempt: int, step: int, slices: Sequence[SliceBytes]) -> None:
+    def publish(self, *, attempt: int, step: int, slices: Iterable[SliceBytes]) -> None:
         """Begin to make the part of a version."""
         self._parts.coming = (attempt, step)
 
