@@ -383,7 +383,22 @@ GENERATOR = MetricTable(
     ),
 )
 
-TRAINER_RANK = MetricTable(writer="trainer, every rank", source="trainer/status.py", specs=dict(_WALL))
+TRAINER_RANK = MetricTable(
+    writer="trainer, every rank",
+    source="trainer/status.py",
+    specs=dict(
+        (
+            *_WALL,
+            _counter("weights_served_bytes", "Bytes of weights that were sent to generators.", unit="bytes"),
+            _counter("weights_delta_made_bytes", "Bytes of deltas between versions that were made.", unit="bytes"),
+            _counter(
+                "weights_delta_seconds",
+                "Time in which deltas were made, before the versions were announced.",
+                unit="seconds",
+            ),
+        )
+    ),
+)
 
 TRAINER = MetricTable(
     writer="trainer, rank 0",
@@ -401,13 +416,6 @@ TRAINER = MetricTable(
                 ),
                 _gauge("trainer_waiting_groups", "Groups received, not yet taken by the step loop.", unit="groups"),
                 _counter("weights_published_versions", "Weight versions that were published."),
-                _counter("weights_served_bytes", "Bytes of weights that were sent to generators.", unit="bytes"),
-                _counter("weights_delta_made_bytes", "Bytes of deltas between versions that were made.", unit="bytes"),
-                _counter(
-                    "weights_delta_seconds",
-                    "Time in which deltas were made, before the versions were announced.",
-                    unit="seconds",
-                ),
             )
         ),
     },

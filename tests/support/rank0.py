@@ -33,8 +33,6 @@ class PublishedWeights:
         self.server = TRANSPORTS["http"].serve(self.store, settings.server_setup)
         self.parts = rank_parts(settings, ranks=ranks)
         self._slices: Sequence[SliceBytes] = ()
-        self._lost: list[RetryError] = []
-        ranks.on_lost(lambda reason: self._lost.append(RetryError(reason)))
 
     def copy(self, engine: TrainEngine, *, step: int) -> dict[str, Any]:
         """Copy a version; the collectives and bytes of that."""
@@ -52,7 +50,7 @@ class PublishedWeights:
             attempt=1,
             step=step,
             slices=self._slices,
-            parts=lambda: self.parts.ask(attempt=1, step=step, ending=lambda: next(iter(self._lost), None)),
+            parts=lambda: self.parts.ask(attempt=1, step=step),
         )
         self._slices = ()
         return {"version": name.SerializeToString().hex(), "address": self.server.address}

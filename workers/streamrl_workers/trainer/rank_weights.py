@@ -121,9 +121,26 @@ class PartStore:
 class RankParts:
     """The servers of all ranks above 0, as rank 0 asks them."""
 
-    def __init__(self, addresses: Sequence[str], *, timeout_s: float, token: str, tls: Tls | None) -> None:
-        """`addresses`: host:port of each rank, in their order. `timeout_s`: for all parts of a version, from when they are asked for."""
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        timeout_s: float,
+        token: str,
+        tls: Tls | None,
+        loss: Callable[[], RetryError | None] = lambda: None,
+    ) -> None:
+        """Ask nothing yet.
+
+        Args:
+            addresses: host:port of each rank, in their order.
+            timeout_s: for all parts of a version, from when they are asked for.
+            token: of the run.
+            tls: in place of the token.
+            loss: returns why a rank is lost, which ends a wait.
+        """
         self._addresses = addresses
+        self._loss = loss
         self._timeout_s = timeout_s
         self._token = token
         self._tls = tls
@@ -134,7 +151,7 @@ class RankParts:
         """Return what each of the ranks holds of a version, by its address.
 
         Raises:
-            RetryError: one has not answered in time, or refuses.
+            RetryError: one is lost, has not answered in time, or refuses.
             Exception: what `ending` returned in the meantime.
         """
         if not self._addresses:
@@ -151,7 +168,7 @@ class RankParts:
         left = set(asking.values())
         try:
             while left:
-                if (end := ending()) is not None:
+                if (end := ending() or self._loss()) is not None:
                     raise end
                 done, left = await asyncio.wait(left, timeout=_CHECK_S, return_when=asyncio.FIRST_EXCEPTION)
                 for task in done:
@@ -197,4 +214,10 @@ def rank_parts(settings: TrainerSettings, *, ranks: ProcessGroup) -> RankParts:
     """Return the servers of the other ranks; a folder takes the time that the job gives it."""
     folder = settings.spec.weights.folder
     timeout_s = settings.spec.trainer.rank_timeout_seconds + (0 if folder is None else folder.timeout_seconds)
-    return RankParts(ranks.addresses, timeout_s=timeout_s, token=settings.token, tls=settings.variables.tls)
+    return RankParts(
+        ranks.addresses,
+        timeout_s=timeout_s,
+        token=settings.token,
+        tls=settings.variables.tls,
+        loss=lambda: ranks.loss,
+    )

@@ -2,9 +2,11 @@
 
 import copy
 import gc
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,10 +20,11 @@ from streamrl.spec.training import Lora, Sherl
 from streamrl_workers.models.load import load_model
 from streamrl_workers.models.lora import add_adapters
 from streamrl_workers.models.side_path import train_side_path
-from streamrl_workers.trainer.engines import model_files
-from streamrl_workers.trainer.engines.sharding import Precision, shard
+from streamrl_workers.trainer.engines import model_files, slices
+from streamrl_workers.trainer.engines.sharding import Precision, local, shard
 from streamrl_workers.trainer.engines.slices import HostMemory, copy_slices, first_rows, slab_bytes
-from streamrl_workers.weights.hashing import SliceBytes, row_bytes
+from streamrl_workers.weights.hashing import SliceBytes, reserved, row_bytes
+from streamrl_workers.weights.store import WeightStore
 from support.model_families import save_tiny
 from support.tiny_folder import tiny_folder
 
@@ -79,18 +82,18 @@ def test_slices_of_all_ranks_are_the_tensors_of_one(name: str, ranks: int, folde
     model = _model(name, folders)
     precision: Precision = "BF16" if ranks % 2 else "FP32"
     whole = model_files.tensors(model, precision=precision)
-    slices = _slices(model, precision=precision, ranks=ranks)
-    assert {one for part in slices for one in part} == whole.keys()
+    parts = _slices(model, precision=precision, ranks=ranks)
+    assert {one for part in parts for one in part} == whole.keys()
     for tensor, expected in whole.items():
-        held = [part[tensor] for part in slices if tensor in part]
+        held = [part[tensor] for part in parts if tensor in part]
         rows = [one.data.nbytes // row_bytes(one.dtype, one.shape) for one in held]
         assert [one.first_row for one in held] == [sum(rows[:number]) for number in range(len(held))]
         assert {(one.dtype, one.shape) for one in held} == {(expected.dtype, expected.shape)}
         assert b"".join(one.data for one in held) == bytes(expected.data), tensor
         assert all(one.data.readonly for one in held)
     total = sum(one.data.nbytes for one in whole.values())
-    assert sum(one.data.nbytes for part in slices for one in part.values()) == total
-    assert max(sum(one.data.nbytes for one in part.values()) for part in slices) < 1.4 * total / ranks + 4096
+    assert sum(one.data.nbytes for part in parts for one in part.values()) == total
+    assert max(sum(one.data.nbytes for one in part.values()) for part in parts) < 1.4 * total / ranks + 4096
 
 
 @pytest.mark.parametrize(
@@ -146,3 +149,36 @@ def test_memory_is_freed_with_the_last_copy_in_it():
     assert (set(first.cast("f")), set(second.cast("f"))) == ({1.0}, {2.0})
     with pytest.raises(TypeError):
         first[0] = 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_two_versions_are_in_memory_at_most(ranks: int, folders: dict[str, Path], monkeypatch: Any) -> None:
+    """The announced one, and the one that is copied, hashed and announced."""
+    alive: dict[int, int] = {}
+    peaks = []
+
+    def counted(size_bytes: int) -> memoryview:
+        memory = reserved(size_bytes)
+        alive[id(memory.obj)] = size_bytes
+        weakref.finalize(memory.obj, alive.pop, id(memory.obj))
+        peaks.append(sum(alive.values()))
+        return memory
+
+    monkeypatch.setattr(slices, "reserved", counted)
+    whole = sum(one.data.nbytes for one in model_files.tensors(_model("qwen3_moe", folders)).values())
+    total = 0
+    for rank in range(ranks):
+        with _as_rank(rank, of=ranks):
+            model, store = _model("qwen3_moe", folders), WeightStore(newest_kept=3)
+            shard(model, mesh=init_device_mesh("cpu", (ranks,)), compute=None, offload=False)
+            alive.clear()
+            peaks.clear()
+            for step in range(5):
+                store.retain(lambda version, newest=step - 1: version.step == newest)
+                copies = copy_slices(model_files.published_views(model))
+                store.publish_part(attempt=1, step=step, slices=copies)
+                del copies
+                for parameter in model.parameters():
+                    local(parameter.detach()).add_(1)
+            total += max(peaks)
+    assert 1.99 * whole < total < 2.01 * whole + ranks * 10_000  # copies begin at multiples of 64 bytes

@@ -188,6 +188,11 @@ class ProcessGroup:
         """Whether a rank is lost whose own end says why."""
         return self._lost is not None and not self._lost.silent
 
+    @property
+    def loss(self) -> RetryError | None:
+        """Why this process cannot continue, once a rank is lost."""
+        return None if self._lost is None else RetryError(self._lost.text)
+
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Be told why, at once or later and from another thread, when a rank is lost."""
         self._told = callback
