@@ -32,7 +32,7 @@ def test_a_run_of_two_ranks_is_replayed(transport: str, tmp_path: Path) -> None:
     folder.mkdir()
     job["spec"]["trainer"] = {**job["spec"].get("trainer", {}), "processesPerNode": 2, "rankTimeoutSeconds": 120}
     job["spec"]["weights"] = {"http": {}} if transport == "http" else {"folder": {"url": str(folder)}}
-    run = run_with_kills(job, tmp_path, seed=2, kills=2)
+    run = run_with_kills(job, tmp_path, seed=2, kills=2, workers=("trainer-0", "trainer-1"))
     before = sorted(folder.rglob("*"))
     _assert_replayed(run)
     assert sorted(folder.rglob("*")) == before
