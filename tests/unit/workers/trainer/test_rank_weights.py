@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -14,6 +15,8 @@ import pytest
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.training import FolderWeights, Weights
+from streamrl_workers.process.environment_variables import WorkerVariables
+from streamrl_workers.stream.tls import Tls
 from streamrl_workers.trainer.engines.engine import RetryError
 from streamrl_workers.trainer.rank_weights import RankParts, RankWeights
 from streamrl_workers.trainer.settings import TrainerSettings
@@ -24,6 +27,7 @@ from streamrl_workers.weights.http_server import CLUSTER_HEADER, content_path, v
 from streamrl_workers.weights.manifest import check_manifest
 from streamrl_workers.weights.pass_on import PassingWeightServer
 from streamrl_workers.weights.store import WeightStore
+from support.certificates import Authority, mount
 from support.folder_weights import TIMEOUT_S, FolderTrainer
 from support.jobs import parsed_job
 from support.trainer_settings import trainer_settings
@@ -56,17 +60,31 @@ def rank_1(given: TrainerSettings, *, failed: list[BaseException] | None = None)
         weights.close()
 
 
-def parts_of(*addresses: str, timeout_s: float = 60.0) -> RankParts:
-    return RankParts(addresses, timeout_s=timeout_s, token=TOKEN, tls=None)
+def parts_of(*addresses: str, timeout_s: float = 60.0, tls: Tls | None = None) -> RankParts:
+    return RankParts(addresses, timeout_s=timeout_s, token=TOKEN, tls=tls)
 
 
-def published(store: WeightStore, other: RankWeights, *, step: int, content: int | None = None) -> pb.VersionName:
+@pytest.fixture(params=[False, True], ids=["token", "tls"])
+def certificates(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Tls, Tls] | tuple[None, None]:
+    """Of the trainer and of a generator."""
+    if not request.param:
+        return None, None
+    ca = Authority()
+    trainer, generator = (
+        Tls(mount(tmp_path / role, trusted=(ca,), leaf=ca.leaf(role))) for role in ("trainer", "generator")
+    )
+    return trainer, generator
+
+
+def published(
+    store: WeightStore, other: RankWeights, *, step: int, content: int | None = None, tls: Tls | None = None
+) -> pb.VersionName:
     """A version of both ranks; `content`: the step whose bytes it has, absent = its own."""
     content = step if content is None else content
     store.retain(lambda version: version.step == step - 1)
     other.retain([(version.attempt, version.step) for version in store.versions()])
     other.publish(attempt=1, step=step, slices=slices(content, rank=1))
-    ask = parts_of(other.address).ask
+    ask = parts_of(other.address, tls=tls).ask
     return store.publish(attempt=1, step=step, slices=slices(content, rank=0), parts=lambda: ask(attempt=1, step=step))
 
 
@@ -86,19 +104,26 @@ def on_its_way(other: RankWeights) -> Iterator[threading.Event]:
         gate.set()
 
 
-def get(address: str, path: str, **headers: str) -> bytes:
-    request = Request(f"http://{address}{path}", headers={"Authorization": f"Bearer {TOKEN}", **headers})
-    with urlopen(request, timeout=60) as answer:
+def fetched(address: str, path: str, *, tls: Tls | None = None, **headers: str) -> bytes:
+    context, kind = None, "http"
+    if tls is not None:
+        context, kind = tls.ssl_context(server=False), "https"
+        context.check_hostname = False
+    request = Request(f"{kind}://{address}{path}", headers={"Authorization": f"Bearer {TOKEN}", **headers})
+    with urlopen(request, timeout=60, context=context) as answer:
         return bytes(answer.read())
 
 
-def test_rank_0_joins_and_passes_on_what_another_rank_holds(tmp_path: Path) -> None:
-    store = WeightStore(newest_kept=3, deltas=DeltaStore())
-    with rank_1(settings(tmp_path)) as other:
-        server = PassingWeightServer(store, token=TOKEN, tls=None)
+def test_rank_0_joins_and_passes_on_what_another_rank_holds(
+    tmp_path: Path, certificates: tuple[Tls | None, Tls | None]
+) -> None:
+    store, (trainer, generator) = WeightStore(newest_kept=3, deltas=DeltaStore()), certificates
+    get = partial(fetched, tls=generator)
+    with rank_1(replace(settings(tmp_path), variables=WorkerVariables(tls=trainer))) as other:
+        server = PassingWeightServer(store, token=TOKEN, tls=trainer)
         try:
             for step in range(4):
-                name = published(store, other, step=step)
+                name = published(store, other, step=step, tls=trainer)
             manifest = pb.Manifest.FromString(get(server.address, versions_path(name)))
             check_manifest(manifest, version=name)
             assert list(manifest.holders) == [other.address]
@@ -122,11 +147,11 @@ def test_what_is_passed_on_to_another_cluster_goes_by_its_link(tmp_path: Path) -
         server = PassingWeightServer(store, token=TOKEN, tls=None, remote_bytes_per_s=1_000_000)
         try:
             (entry,) = pb.Manifest.FromString(
-                get(server.address, versions_path(published(store, other, step=0)))
+                fetched(server.address, versions_path(published(store, other, step=0)))
             ).tensors
             (link,) = server.links("far")
             before_s = link.wait_s(0, now_s=0.0)
-            get(server.address, content_path(entry.slices[1].hash), **{CLUSTER_HEADER: "far"})
+            fetched(server.address, content_path(entry.slices[1].hash), **{CLUSTER_HEADER: "far"})
             assert link.wait_s(0, now_s=0.0) - before_s >= 0.2  # 300 kB at 1 MB/s, after the first step
         finally:
             server.close()
