@@ -389,7 +389,22 @@ GENERATOR = MetricTable(
     ),
 )
 
-TRAINER_RANK = MetricTable(writer="trainer, every rank", source="trainer/status.py", specs=dict(_WALL))
+TRAINER_RANK = MetricTable(
+    writer="trainer, every rank",
+    source="trainer/status.py",
+    specs=dict(
+        (
+            *_WALL,
+            _counter("weights_served_bytes", "Bytes of weights that were sent to generators.", unit="bytes"),
+            _counter("weights_delta_made_bytes", "Bytes of deltas between versions that were made.", unit="bytes"),
+            _counter(
+                "weights_delta_seconds",
+                "Time in which deltas were made, before the versions were announced.",
+                unit="seconds",
+            ),
+        )
+    ),
+)
 
 TRAINER = MetricTable(
     writer="trainer, rank 0",
@@ -415,13 +430,6 @@ TRAINER = MetricTable(
                 _counter(
                     "weights_wait_seconds",
                     "Time in which it stood still after a step, until the version before was announced.",
-                    unit="seconds",
-                ),
-                _counter("weights_served_bytes", "Bytes of weights that were sent to generators.", unit="bytes"),
-                _counter("weights_delta_made_bytes", "Bytes of deltas between versions that were made.", unit="bytes"),
-                _counter(
-                    "weights_delta_seconds",
-                    "Time in which deltas were made, before the versions were announced.",
                     unit="seconds",
                 ),
             )

@@ -56,6 +56,8 @@ PORT_NAME_GRPC, PORT_NAME_SIGNALS, PORT_NAME_WEIGHTS = "grpc", "signals", "weigh
 PORT_NAME_TRAINER_SIGNALS = "trainer-signals"
 PORT_RANK_SIGNALS = PORT_TRAINER_SIGNALS + 1
 """Signals of a node's second rank, one more for each further one; their ports are called `rank-signals-<n>`."""
+PORT_RANK_WEIGHTS = 50054
+"""Weights that a node's second rank serves, one more for each further one, called `rank-weights-<n>`; a further node's first rank has PORT_WEIGHTS."""
 PORT_RANKS = 50053
 """Rendezvous of the trainer's ranks, where there are several nodes; the collectives that follow choose their own ports."""
 

@@ -1,5 +1,7 @@
 """Two ranks of a trainer (FSDP2 over gloo, real processes) against one: the same numbers, the same checkpoints."""
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 
+from streamrl_workers.models.published import as_tensor
 from streamrl_workers.trainer.engines.engine import TrainEngine
 from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.engines.sharding import has_bf16
@@ -40,6 +43,27 @@ def _steps(engine: TrainEngine, *, first: int = 0, count: int = STEPS) -> list[d
     return [act(engine, {"do": "step", "step": step, "groups": GROUPS}) for step in range(first, first + count)]
 
 
+def check_published(team: RankTeam, gathered: Mapping[str, torch.Tensor]) -> None:
+    """What generators get of the ranks is what they hold, bit for bit; each byte is copied once, and none gathered."""
+    for step in range(3):  # rank 1 drops what rank 0 drops
+        published = team.publish(step)
+    manifest, tensors = published.manifest(), published.tensors(of_rank_0=False)
+    assert published.collectives == 0
+    assert len(manifest.holders) == len(team.ranks) - 1
+    assert tensors == published.tensors(of_rank_0=True)
+    assert tensors.keys() == gathered.keys()
+    for name, tensor in gathered.items():
+        assert torch.equal(as_tensor(tensors[name]), tensor), name
+    held = Counter[int]()
+    for entry in manifest.tensors:
+        held.update({one.holder: 0 for one in entry.slices})
+        for one in entry.slices:
+            held[one.holder] += one.size_bytes
+    assert sum(held.values()) == sum(tensor.nbytes for tensor in gathered.values())
+    assert held[0] == published.own_bytes
+    assert max(held.values()) < 1.3 * sum(held.values()) / len(team.ranks)
+
+
 @pytest.mark.parametrize(
     ("rule", "job", "only_two"),
     [
@@ -67,6 +91,7 @@ def test_two_ranks_equal_one(
     with RankTeam(tmp_path / "two", size=2, model=model, rule=rule, **job, **only_two) as team:
         assert team.answer() == "ready"
         metrics, tensors = team.steps(STEPS, groups=GROUPS), team.tensors("two")
+        check_published(team, tensors)
         assert team.leave() == [0, 0], team.log(1)
         assert "Warning" not in team.log(0)
     for step in range(STEPS):

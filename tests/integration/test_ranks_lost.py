@@ -49,3 +49,13 @@ def test_without_rank_0_the_others_end(tmp_path: Path) -> None:
         team.ranks[0].kill()
         assert team.wait(1) == 75
         assert team.log(1).splitlines()[-1] == "rank 0 is gone"
+
+
+def test_a_rank_that_is_killed_before_it_gave_its_part_of_a_version_is_named(tmp_path: Path) -> None:
+    with _ready(tmp_path, timeout_s=FAR_S) as team:
+        assert team.answer() == "ready"
+        team.ask(do="copy", step=0)
+        team.ranks[1].kill()
+        team.tell(do="publish", step=0)
+        assert team.wait(0) == 75
+        assert team.log(0).splitlines()[-1] == "rank 1 is gone"

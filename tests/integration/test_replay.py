@@ -24,6 +24,21 @@ def test_a_run_is_replayed_bit_for_bit(tmp_path: Path) -> None:
     _assert_replayed(run)
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("transport", ["http", "folder"])
+def test_a_run_of_two_ranks_is_replayed(transport: str, tmp_path: Path) -> None:
+    """Its versions are slices of both; the replay writes to no folder."""
+    job, folder = small_batches(), tmp_path / "weights"
+    folder.mkdir()
+    job["spec"]["trainer"] = {**job["spec"].get("trainer", {}), "processesPerNode": 2, "rankTimeoutSeconds": 120}
+    job["spec"]["weights"] = {"http": {}} if transport == "http" else {"folder": {"url": str(folder)}}
+    run = run_with_kills(job, tmp_path, seed=2, kills=2, workers=("trainer-0", "trainer-1"))
+    before = sorted(folder.rglob("*"))
+    _assert_replayed(run)
+    assert sorted(folder.rglob("*")) == before
+    assert bool(before) == (transport == "folder")
+
+
 def _assert_replayed(run: LocalRun) -> None:
     replayed = streamrl("replay", str(run.folder), deadline_s=PATIENCE_S)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr

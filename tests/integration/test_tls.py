@@ -139,8 +139,8 @@ CALLS = {
     agents: ("grpc", "agents", "FAILED_PRECONDITION"),  # let in: the job has no pool of agents
     train: ("grpc", "trainer", "INVALID_ARGUMENT"),  # let in: its first message was no hello
     get_model: ("grpc", "generator and agents", "UNAVAILABLE"),  # let in: a simulated job has no model
-    get_manifest: ("weights", "generator", "NOT_FOUND"),
-    get_content: ("weights", "generator", "NOT_FOUND"),
+    get_manifest: ("weights", "generator and trainer", "NOT_FOUND"),
+    get_content: ("weights", "generator and trainer", "NOT_FOUND"),
 }
 """Call -> its port, the roles that may make it, and what they get here."""
 

@@ -160,13 +160,12 @@ class Pods:
             "trainer": {keys.ENV_WEIGHTS_PORT: "weights", keys.ENV_SIGNALS_PORT: "trainer"},
         }.get(container, {})
         changed = {key: str(self.ports[name]) for key, name in ports.items()}
-        if keys.ENV_RANK_SIGNALS_PORT in given:
-            changed[keys.ENV_RANK_SIGNALS_PORT] = "0"
+        changed |= {key: "0" for key in (keys.ENV_RANK_SIGNALS_PORT, keys.ENV_RANK_WEIGHTS_PORT) if key in given}
         if keys.ENV_MASTER_PORT in given:
             changed[keys.ENV_MASTER_PORT] = str(self.ports["ranks"])
         if pod:
             changed[keys.ENV_SIGNALS_PORT] = "0"
-        if keys.ENV_POD_IP in given:
+        if keys.ENV_POD_IP in given and container != "trainer":
             changed[keys.ENV_WEIGHTS_PORT] = "0"
             (self.base / pod).mkdir(exist_ok=True)
         if not self.secure and container != "agents":

@@ -6,20 +6,58 @@ The other ranks are the real process, `python -m streamrl_workers.trainer`.
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from torch.distributed.tensor.debug import CommDebugMode
 
 from streamrl.errors import EXIT_RETRY, EXIT_USER_ERROR, UserError
 from streamrl_workers.trainer.engines import create_engine
 from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
 from streamrl_workers.trainer.engines.process_group import ProcessGroup
 from streamrl_workers.trainer.engines.setup import EngineSetup
-from streamrl_workers.trainer.settings import read_settings
+from streamrl_workers.trainer.rank_weights import rank_parts
+from streamrl_workers.trainer.settings import TrainerSettings, read_settings
+from streamrl_workers.weights.hashing import SliceBytes
+from streamrl_workers.weights.store import WeightStore
+from streamrl_workers.weights.transports import TRANSPORTS
 from support.trainer_groups import make_group
 
 
-def act(engine: TrainEngine, command: dict[str, Any]) -> Any:
-    """One command: `step`, `tensors`, `save`, `load` or `export`."""
+class PublishedWeights:
+    """What rank 0 publishes and serves, as `main.py` wires it."""
+
+    def __init__(self, settings: TrainerSettings, ranks: ProcessGroup) -> None:
+        self.store = WeightStore(newest_kept=2)
+        self.server = TRANSPORTS["http"].serve(self.store, settings.server_setup)
+        self.parts = rank_parts(settings, ranks=ranks)
+        self._slices: Sequence[SliceBytes] = ()
+
+    def copy(self, engine: TrainEngine, *, step: int) -> dict[str, Any]:
+        """Copy a version; the collectives and bytes of that."""
+        self.store.retain(lambda version: version.step == step - 1)
+        with CommDebugMode() as calls:
+            self._slices = engine.slices(attempt=1, step=step, kept=[(1, step - 1)])
+        return {
+            "collectives": calls.get_total_counts(),
+            "own_bytes": sum(one.data.nbytes for one in self._slices),
+        }
+
+    def publish(self, *, step: int) -> dict[str, Any]:
+        """Publish what was copied; its name, and where it is."""
+        name = self.store.publish(
+            attempt=1,
+            step=step,
+            slices=self._slices,
+            parts=lambda: self.parts.ask(attempt=1, step=step),
+        )
+        self._slices = ()
+        return {"version": name.SerializeToString().hex(), "address": self.server.address}
+
+
+def act(engine: TrainEngine, command: dict[str, Any], *, weights: PublishedWeights | None = None) -> Any:
+    """One command: `step`, `tensors`, `copy`, `publish`, `save`, `load` or `export`."""
     if command["do"] == "step":
         engine.begin_step(command["step"], attempt=1)
         for number in range(command["groups"]):
@@ -30,6 +68,12 @@ def act(engine: TrainEngine, command: dict[str, Any]) -> Any:
         return engine.finish_step()
     if command["do"] == "tensors":
         return write_tensors(engine, Path(command["folder"]))
+    if command["do"] == "copy":
+        assert weights is not None
+        return weights.copy(engine, step=command["step"])
+    if command["do"] == "publish":
+        assert weights is not None
+        return weights.publish(step=command["step"])
     Path(command["folder"]).mkdir(exist_ok=True)
     return getattr(engine, command["do"])(Path(command["folder"]))
 
@@ -61,9 +105,10 @@ def main() -> int:
             ranks=ranks.gather(),
         )
         engine = create_engine(setup)
+        weights = PublishedWeights(settings, ranks)
         say("ready")
         for line in sys.stdin:
-            say(act(engine, json.loads(line)))
+            say(act(engine, json.loads(line), weights=weights))
     except RetryError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_RETRY

@@ -6,12 +6,18 @@ import select
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import torch
 
 from streamrl import keys
+from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.weights.hashing import TensorBytes, bytes_hash
+from streamrl_workers.weights.http_server import content_path, versions_path
+from streamrl_workers.weights.manifest import check_manifest
 from support.ports import free_port
 from support.trainer_groups import trainer_spec
 
@@ -83,6 +89,12 @@ class RankTeam:
         folder.mkdir()
         return tensors_in(folder, self.ask(do="tensors", folder=str(folder)))
 
+    def publish(self, step: int) -> "PublishedVersion":
+        """Publish the weights as version `step`."""
+        told = self.ask(do="copy", step=step) | self.ask(do="publish", step=step)
+        version = pb.VersionName.FromString(bytes.fromhex(told.pop("version")))
+        return PublishedVersion(version=version, **told)
+
     def log(self, rank: int) -> str:
         """What a rank has written."""
         return (self.folder / f"{rank}.log").read_text()
@@ -107,6 +119,39 @@ class RankTeam:
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     stream.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedVersion:
+    """A version of a team, and where it is."""
+
+    version: pb.VersionName
+    address: str
+    collectives: int
+    own_bytes: int
+
+    def manifest(self) -> pb.Manifest:
+        """As rank 0 gives it."""
+        found = pb.Manifest.FromString(self._get(self.address, versions_path(self.version)))
+        check_manifest(found, version=self.version)
+        return found
+
+    def tensors(self, *, of_rank_0: bool) -> dict[str, TensorBytes]:
+        """All tensors, slice by slice: each of the rank that holds it, or all of rank 0."""
+        manifest, found = self.manifest(), {}
+        for entry in manifest.tensors:
+            data = b""
+            for one in entry.slices:
+                address = manifest.holders[one.holder - 1] if one.holder and not of_rank_0 else self.address
+                data += self._get(address, content_path(one.hash))
+                assert bytes_hash(memoryview(data[-one.size_bytes :] if one.size_bytes else b"")) == one.hash
+            found[entry.name] = TensorBytes(entry.dtype, tuple(entry.shape), memoryview(data))
+        return found
+
+    def _get(self, address: str, path: str) -> bytes:
+        request = Request(f"http://{address}{path}", headers={"Authorization": "Bearer a token"})
+        with urlopen(request, timeout=DEADLINE_S) as answer:
+            return bytes(answer.read())
 
 
 def tensors_in(folder: Path, facts: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -231,10 +231,10 @@ def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
     tensors = Parameters(model).snapshot()
     if spec.trainer.unmerged_lora is not None:
         from streamrl_workers.models.lora import add_adapters
-        from streamrl_workers.trainer.engines.model_files import adapters
+        from streamrl_workers.trainer.engines import model_files
 
         add_adapters(model, spec.trainer.unmerged_lora)
-        tensors |= adapters(model)
+        tensors |= model_files.tensors(model, trained=True)
     engine.load_weights(version=0, tensors=tensors)
     return engine
 

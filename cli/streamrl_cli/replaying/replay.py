@@ -15,6 +15,8 @@ from pathlib import Path
 
 from streamrl import keys
 from streamrl.errors import EXIT_DONE, EXIT_FAULT, EXIT_USER_ERROR, UserError
+from streamrl.spec import RLJob
+from streamrl.spec.training import HttpWeights, Weights
 from streamrl_cli import console
 from streamrl_cli.replaying.history import read_history
 from streamrl_cli.runner.folder import RunFolder, create_folder, open_code, private_files
@@ -76,7 +78,7 @@ def _hashes(run_dir: Path, *, end: int | None) -> list[bytes]:
 
 
 async def _replay(hashes: Sequence[bytes], *, source: RunFolder, place: Path, umask: int) -> int:
-    folder = create_folder(source.job, base_dir=source.base_dir, parent=place, path=place / source.name)
+    folder = create_folder(_for_replay(source.job), base_dir=source.base_dir, parent=place, path=place / source.name)
     store = store_of(source.path)
     model = (
         ""
@@ -100,6 +102,11 @@ async def _replay(hashes: Sequence[bytes], *, source: RunFolder, place: Path, um
     but = f" but {', '.join(map(str, unknown))}, which the run has not recorded" if unknown else ""
     console.out(f"compared steps 1 to {steps}{but}: all are the same")
     return EXIT_DONE
+
+
+def _for_replay(job: RLJob) -> RLJob:
+    """Return the job as it is replayed: its versions go to no folder, as no generator asks for them."""
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"weights": Weights(http=HttpWeights())})})
 
 
 def _difference(version: int, *, run: str, here: str) -> str:

@@ -20,6 +20,7 @@ from streamrl_workers.trainer.engines import create_engine
 from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
 from streamrl_workers.trainer.engines.process_group import ProcessGroup
 from streamrl_workers.trainer.engines.setup import EngineSetup
+from streamrl_workers.trainer.rank_weights import NO_PARTS, RankParts, rank_parts
 from streamrl_workers.trainer.settings import read_settings
 from streamrl_workers.weights.store import WeightStore
 
@@ -43,7 +44,8 @@ def main(argv: Sequence[str]) -> int:
                 env=settings.env,
                 ranks=ranks.gather(),
             )
-            for version_hash in retrain(create_engine(setup), history.steps):
+            engine = create_engine(setup)
+            for version_hash in retrain(engine, history.steps, parts=rank_parts(settings, ranks=ranks)):
                 output.write(f"{version_hash.hex()}\n")
                 output.flush()
         finally:
@@ -57,17 +59,24 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_DONE
 
 
-def retrain(engine: TrainEngine, steps: Sequence[HistoryStep]) -> Iterator[bytes]:
+def retrain(engine: TrainEngine, steps: Sequence[HistoryStep], *, parts: RankParts = NO_PARTS) -> Iterator[bytes]:
     """Take the steps as they were taken, with the same micro-steps; the hash of the version that each begins with, then of the last one."""
     weights = WeightStore(newest_kept=1)
+
+    def published(attempt: int, step: int) -> bytes:
+        slices = engine.slices(attempt=attempt, step=step)
+        return weights.publish(
+            attempt=attempt,
+            step=step,
+            tensors=engine.probe(),
+            slices=slices,
+            parts=lambda: parts.ask(attempt=attempt, step=step),
+        ).hash
+
     for taken in steps:
-        yield _published(engine, weights, attempt=taken.attempt, step=taken.step)
+        yield published(taken.attempt, taken.step)
         _take(engine, taken)
-    yield _published(engine, weights, attempt=0, step=len(steps))
-
-
-def _published(engine: TrainEngine, weights: WeightStore, *, attempt: int, step: int) -> bytes:
-    return weights.publish(attempt=attempt, step=step, tensors=engine.tensors() | engine.probe()).hash
+    yield published(0, len(steps))
 
 
 def _take(engine: TrainEngine, taken: HistoryStep) -> None:

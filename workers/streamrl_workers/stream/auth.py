@@ -168,7 +168,7 @@ ROLES: Mapping[str, tuple[Role, ...]] = {
     "/streamrl.v1alpha1.Scheduler/GetModel": ("generator", "agents"),
     "/streamrl.v1alpha1.Scheduler/Train": ("trainer",),
     "/streamrl.v1alpha1.Scheduler/Agents": ("agents",),
-    WEIGHTS_PATH: ("generator",),
+    WEIGHTS_PATH: ("generator", "trainer"),  # its ranks ask each other
 }
 """Method, or root of a path -> the roles that have business with it; what is not here is nobody's."""
 

@@ -6,6 +6,8 @@
       └── ANSWER, ─────┘                       ▼
           ERROR                            RECORDER ─▶ status endpoint, metrics/trainer-<rank>.jsonl
 
+Its slices of each version are published by a thread (`rank_weights.py`), and served from here.
+
 Loops: following (here), the link's reader and beats (`engines/rank_link.py`), bubble samples and status endpoint (`status.py`).
 
     following  consumes: frames    produces: answers    waits for: rank 0    unblocked by: END, a lost link
@@ -39,12 +41,14 @@ from streamrl_workers.trainer.engines.rank_link import (
     encode,
 )
 from streamrl_workers.trainer.engines.setup import EngineSetup
+from streamrl_workers.trainer.rank_weights import RankWeights
 from streamrl_workers.trainer.settings import TrainerSettings
-from streamrl_workers.trainer.status import LOADING, TrainerStatus
+from streamrl_workers.trainer.status import LOADING, TrainerStatus, weight_totals
 
 _ENGINE = "streamrl_workers.trainer.engines.torch_engine"
 """Loads torch: not before rank 0 is there."""
-_PARTS: dict[str, Part] = {"tensors": "weights", **dict.fromkeys((READY, BUILD, "save", "load", "export"), "other")}
+_SLICES = "slices"
+_PARTS: dict[str, Part] = {_SLICES: "weights", **dict.fromkeys((READY, BUILD, "save", "load", "export"), "other")}
 """What a call counts as; all others are training."""
 
 log = logging.getLogger(__name__)
@@ -53,8 +57,9 @@ log = logging.getLogger(__name__)
 class FollowerRank:
     """Does what rank 0 says until it says END."""
 
-    def __init__(self, settings: TrainerSettings, *, recorder: Recorder) -> None:
+    def __init__(self, settings: TrainerSettings, *, recorder: Recorder, weights: RankWeights) -> None:
         self._settings = settings
+        self._weights = weights
         self._recorder = recorder
         self._guard = HangGuard(exit_code=lambda _: settings.lost_code)
         self._link: RankLink | None = None
@@ -95,7 +100,7 @@ class FollowerRank:
 
     def _obey(self, link: RankLink, frame: Frame) -> None:
         method, payload = decode(frame.data)
-        called = getattr(self if method in (READY, BUILD) else self._worker, method)
+        called = getattr(self if method in (READY, BUILD, _SLICES) else self._worker, method)
         kind, answer = self._tried(lambda: called(payload), part=_PARTS.get(method, "busy"))
         link.send(kind, encode(answer))
 
@@ -112,9 +117,16 @@ class FollowerRank:
         )
         self._make_worker = importlib.import_module(_ENGINE).create_follower(setup)
 
-    def build(self, facts: Payload) -> None:
-        """Make the worker, at the same time as all other ranks."""
+    def build(self, facts: Payload) -> str:
+        """Make the worker, at the same time as all other ranks; return where this rank serves its weights."""
         self._worker = self._make_worker(facts)
+        return self._weights.address
+
+    def slices(self, payload: Payload) -> None:
+        """Copy this rank's slices of a version, and begin to publish them."""
+        attempt, step, kept = payload
+        self._weights.retain([(attempt, step) for attempt, step in kept])
+        self._weights.publish(attempt=attempt, step=step, slices=self._worker.slices(None))
 
     def _tried(self, work: Callable[[], Any], *, part: Part) -> tuple[FrameKind, Any]:
         """The answer, or the error as rank 0 is to hear it: it decides what follows."""
@@ -130,15 +142,32 @@ class FollowerRank:
 
 async def run_follower(settings: TrainerSettings) -> bool:
     """Follow rank 0 to the end; False: this process was asked to end."""
-    status = TrainerStatus(settings)
-    follower = FollowerRank(settings, recorder=status.recorder)
+    status, loop = TrainerStatus(settings), asyncio.get_running_loop()
+    failed: asyncio.Future[None] = loop.create_future()
+
+    def fail(error: BaseException) -> None:
+        loop.call_soon_threadsafe(_fail, failed, error)
+
+    weights = RankWeights(settings, failed=fail)
+    follower = FollowerRank(settings, recorder=status.recorder, weights=weights)
     status.show(numbers=lambda: {"rank": settings.env.rank}, fault=lambda: follower.fault)
-    async with status:
-        on_terminate(asyncio.get_running_loop(), follower.terminate)
-        work = asyncio.create_task(run_in_thread(follower.run, name="trainer-following"), name="trainer-following")
-        await status.serve()
-        await asyncio.wait([work, status.samples], return_when=asyncio.FIRST_COMPLETED)
-        if status.samples.done():
-            status.samples.result()  # its error is the cause
-        await work
+    status.totals = lambda: weight_totals(served_bytes=weights.server.served_bytes, deltas=weights.deltas)
+    try:
+        async with status:
+            on_terminate(loop, follower.terminate)
+            work = asyncio.create_task(run_in_thread(follower.run, name="trainer-following"), name="trainer-following")
+            await status.serve(weights=weights.address)
+            await asyncio.wait([work, status.samples, failed], return_when=asyncio.FIRST_COMPLETED)
+            for part in (status.samples, failed):
+                if part.done():
+                    part.result()  # its error is the cause
+            await work
+    finally:
+        failed.cancel()
+        await asyncio.to_thread(weights.close)
     return not follower.terminated
+
+
+def _fail(future: "asyncio.Future[None]", error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -139,12 +139,15 @@ def rank_environments(trainer: Trainer, *, environ: Mapping[str, str]) -> list[d
         keys.ENV_WORLD_SIZE: str(trainer.ranks),
         **(_local_rendezvous(environ) if trainer.nodes == 1 else _rendezvous_of_nodes(environ)),
     }
-    second_port = port(environ, keys.ENV_RANK_SIGNALS_PORT)
+    second = {
+        keys.ENV_SIGNALS_PORT: port(environ, keys.ENV_RANK_SIGNALS_PORT),
+        keys.ENV_WEIGHTS_PORT: port(environ, keys.ENV_RANK_WEIGHTS_PORT),
+    }
     first = count * _node(trainer, environ=environ)
     return [
         {
             **shared,
-            **(_own_ports(local, second_port=second_port) if local else {}),
+            **(_own_ports(local, second=second) if local else {}),
             keys.ENV_RANK: str(first + local),
             keys.ENV_LOCAL_RANK: str(local),
             keys.ENV_PROCESS: f"trainer-{first + local}",
@@ -153,9 +156,9 @@ def rank_environments(trainer: Trainer, *, environ: Mapping[str, str]) -> list[d
     ]
 
 
-def _own_ports(local: int, *, second_port: int) -> dict[str, str]:
-    """Of a rank above the node's first, whose ports are not to be taken; without a second port any."""
-    return {keys.ENV_SIGNALS_PORT: str(second_port and second_port + local - 1), keys.ENV_WEIGHTS_PORT: "0"}
+def _own_ports(local: int, *, second: Mapping[str, int]) -> dict[str, str]:
+    """Return the ports of a rank above the node's first, which keeps its own. `second`: of the second rank; without one, any is taken."""
+    return {key: str(first and first + local - 1) for key, first in second.items()}
 
 
 def _node(trainer: Trainer, *, environ: Mapping[str, str]) -> int:

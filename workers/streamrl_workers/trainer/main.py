@@ -12,7 +12,7 @@ Loops: connection (`scheduler_connection.py`), step loop and publishing (`step_l
 (`status.py`). The step loop and each connection of the server of weights (`weights/http_server.py`) have a thread, everything else but
 hashing is in the event loop of the main thread, so weights are served and heartbeats sent while a step is computed.
 
-With several ranks this is rank 0, the coordinator; the others are `follower.py`. ENGINE reaches them by `engines/process_group.py`.
+With several ranks this is rank 0, the coordinator; the others are `follower.py`, and serve the weights that they hold. ENGINE reaches them by `engines/process_group.py`.
 
 Owns: wiring, exit codes (0 done or asked to end, 2 user error, 75 scheduler or a rank lost, or history rolled back, 76 a rank of another node lost). In a
 pod (STREAMRL_STAY) it stays, idle, when the run has ended, and when it is started again then.
@@ -42,14 +42,15 @@ from streamrl_workers.trainer.engines.engine import RankLostError, RetryError
 from streamrl_workers.trainer.engines.process_group import ProcessGroup
 from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.follower import run_follower
+from streamrl_workers.trainer.rank_weights import rank_parts
 from streamrl_workers.trainer.scheduler_connection import SchedulerConnection
 from streamrl_workers.trainer.session import Session
 from streamrl_workers.trainer.settings import TrainerSettings, read_settings
-from streamrl_workers.trainer.status import TrainerStatus
+from streamrl_workers.trainer.status import TrainerStatus, weight_totals
 from streamrl_workers.trainer.step_loop import StepLoop, offer_of
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.store import WeightStore
-from streamrl_workers.weights.transports import TRANSPORTS, ServerSetup, WeightServer
+from streamrl_workers.weights.transports import TRANSPORTS, WeightServer
 
 _MODEL_TIMEOUT_S = 600.0
 """For the model's place to be written: what writes it has ended before this process is started."""
@@ -115,28 +116,12 @@ async def _model_path(settings: TrainerSettings) -> str | None:
 async def _run(settings: TrainerSettings) -> bool:
     """Whether the run has ended; False: this process was asked to end."""
     deltas = DeltaStore() if settings.spec.weights.has_deltas else None
-    transport, variables = TRANSPORTS[settings.spec.weights.key], settings.variables
-    kept = 1 if transport.relay is None else settings.versions_kept  # older ones are where they were brought to
-    weights = WeightStore(newest_kept=kept, deltas=deltas)
-    server = transport.serve(
-        weights,
-        ServerSetup(
-            spec=settings.spec.weights.value,
-            store=settings.store,
-            copies=settings.copies,
-            newest_kept=settings.versions_kept,
-            token=settings.token,
-            tls=variables.tls,
-            host=variables.bind_host,
-            port=settings.weights_port,
-        ),
-    )
+    weights = WeightStore(newest_kept=settings.memory_versions, deltas=deltas)
+    server = TRANSPORTS[settings.spec.weights.key].serve(weights, settings.server_setup)
     async with TrainerStatus(settings, table=TRAINER) as status:
         status.totals = lambda: {
             "weights_published_versions": weights.published,
-            "weights_served_bytes": server.served_bytes,
-            "weights_delta_made_bytes": 0 if deltas is None else deltas.made_bytes,
-            "weights_delta_seconds": 0.0 if deltas is None else deltas.seconds,
+            **weight_totals(served_bytes=server.served_bytes, deltas=deltas),
         }
         try:
             await status.serve(weights=server.address)
@@ -215,6 +200,8 @@ def _prepare(
         saved_s=None if found is None else found.written_s,
         weights=weights,
         offer=offer_of(spec, server=server.offer),
+        parts=rank_parts(settings, ranks=ranks),
+        is_needed=settings.is_needed,
         recorder=status.recorder,
         history=history,
         steps=spec.pipeline.steps,

@@ -14,6 +14,7 @@ from streamrl.keys import (
     ENV_MASTER_ADDR,
     ENV_MASTER_PORT,
     ENV_MODEL_PATH,
+    ENV_POD_IP,
     ENV_PROCESS,
     ENV_RANK,
     ENV_RUN_DIR,
@@ -39,6 +40,7 @@ from streamrl_workers.process.environment_variables import (
 from streamrl_workers.stream.object_store import ObjectFolder
 from streamrl_workers.trainer.engines.engine import RankEnvironment
 from streamrl_workers.trainer.engines.process_group import Rendezvous
+from streamrl_workers.weights.transports import TRANSPORTS, ServerSetup
 
 _TOKEN_BYTES = 8
 """Of one completion token in a group: id and log-prob."""
@@ -68,6 +70,7 @@ class TrainerSettings:
     threads: int | None
     env: RankEnvironment = field(default_factory=RankEnvironment)
     weights_address: str | None = None  # host:port that generators are told; None: where the server is bound
+    pod_ip: str = ""  # "": generators and rank 0 reach this rank's weights where the server is bound
     variables: WorkerVariables = field(default_factory=WorkerVariables)
 
     @property
@@ -93,8 +96,32 @@ class TrainerSettings:
 
     @property
     def versions_kept(self) -> int:
-        """Weight versions to serve: while an evaluation holds back its successors, the trainer gets S + 1 ahead of it."""
+        """Maximum number of weight versions to serve: while an evaluation holds back its successors, the trainer gets S + 1 ahead of it."""
         return self.spec.pipeline.staleness + 2
+
+    @property
+    def memory_versions(self) -> int:
+        """Maximum number of them in memory: with a folder the older ones are there."""
+        return 1 if TRANSPORTS[self.spec.weights.key].relay is None else self.versions_kept
+
+    def is_needed(self, step: int, *, newest: int) -> bool:
+        """Return whether generators may still be sent to version `step` once `newest` is announced: it is that, or an evaluation of it may hold it back."""
+        is_evaluated = step % self.spec.task.evaluation.interval_steps == 0 or step >= self.spec.pipeline.steps
+        return step == newest or (is_evaluated and newest - step <= self.spec.pipeline.staleness)
+
+    @property
+    def server_setup(self) -> ServerSetup:
+        """What a server of weights is made from."""
+        return ServerSetup(
+            spec=self.spec.weights.value,
+            store=self.store,
+            copies=self.copies,
+            newest_kept=self.versions_kept,
+            token=self.token,
+            tls=self.variables.tls,
+            host=self.variables.bind_host,
+            port=self.weights_port,
+        )
 
     @property
     def window_bytes(self) -> int:
@@ -129,6 +156,7 @@ def read_settings(environ: Mapping[str, str]) -> TrainerSettings:
         threads=integer(environ, ENV_THREADS),
         env=env,
         weights_address=environ.get(ENV_WEIGHTS_ADDRESS) or None,
+        pod_ip=environ.get(ENV_POD_IP, ""),
         variables=variables,
     )
 

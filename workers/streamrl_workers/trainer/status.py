@@ -22,6 +22,7 @@ from streamrl_workers.metrics.signals import Signals, SignalsServer, WallMetrics
 from streamrl_workers.stream.run_folder import write_endpoint
 from streamrl_workers.trainer.engines.engine import RetryError
 from streamrl_workers.trainer.settings import TrainerSettings
+from streamrl_workers.weights.deltas import DeltaStore
 
 _ROLE = "trainer"
 _GAUGE = "trainer_"
@@ -96,6 +97,15 @@ class TrainerStatus:
             self._metrics.total(name, total)
         self.recorder.refresh()
         return self._metrics.render()
+
+
+def weight_totals(*, served_bytes: int, deltas: DeltaStore | None) -> dict[str, float]:
+    """Return the counters of a rank that serves weights."""
+    return {
+        "weights_served_bytes": served_bytes,
+        "weights_delta_made_bytes": 0 if deltas is None else deltas.made_bytes,
+        "weights_delta_seconds": 0.0 if deltas is None else deltas.seconds,
+    }
 
 
 def close_recorder(recorder: Recorder) -> None:

@@ -7,7 +7,7 @@ Evaluation is the scheduler's, but for the loss of held-out rows, which come beh
 One step:
 1. take groups as they come; a micro-step starts when enough samples wait (in order: when that many tokens have come, whenever that is);
 2. when the last group is there: the rest, then the optimiser;
-3. copy the weights (the only part of publishing that the next step waits for);
+3. copy the weights, each rank what it holds (the only part of publishing that the next step waits for);
 4. say that the step is done; the journal records it, then the version is announced, while step k + 1 goes on;
 5. every so often: checkpoint.
 
@@ -37,8 +37,10 @@ from streamrl_workers.stream.digests import History
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
 from streamrl_workers.trainer.checkpoint import Checkpoint, CheckpointMeta, CheckpointStore, discard_export, export_once
 from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
+from streamrl_workers.trainer.rank_weights import NO_PARTS, RankParts
 from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError
-from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.hashing import SliceBytes, TensorBytes
+from streamrl_workers.weights.hashing import size_bytes as size_of
 from streamrl_workers.weights.store import WeightStore
 
 _WAIT_REPORT_S = 60.0
@@ -51,6 +53,14 @@ Offer = Callable[..., bool]
 def _in_store(_version: pb.VersionName, *, ended: Callable[[], bool]) -> bool:
     """Who is served from the store itself can have it."""
     return True
+
+
+IsNeeded = Callable[..., bool]
+"""As `TrainerSettings.is_needed` is."""
+
+
+def _newest(step: int, *, newest: int) -> bool:
+    return step == newest
 
 
 def offer_of(spec: RLJobSpec, *, server: Offer) -> Offer:
@@ -72,20 +82,24 @@ log = logging.getLogger(__name__)
 class Publishing:
     """Publishes in its own thread; use as a context."""
 
-    def __init__(self, session: Session, *, store: WeightStore, offer: Offer, attempt: int) -> None:
+    def __init__(
+        self, session: Session, *, store: WeightStore, offer: Offer, attempt: int, parts: RankParts = NO_PARTS
+    ) -> None:
+        """`parts`: what other ranks hold of each version."""
         self._session = session
         self._store = store
         self._offer = offer
+        self._parts = parts
         self._attempt = attempt
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trainer-publishing")
         self._current: Future[bytes] | None = None
         self.newest_hash = b""
         """Of the newest version that was waited for."""
 
-    def begin(self, step: int, tensors: Mapping[str, TensorBytes]) -> None:
-        """Publish version `step`; the version before must have been waited for."""
+    def begin(self, step: int, tensors: Mapping[str, TensorBytes], *, slices: Sequence[SliceBytes] = ()) -> None:
+        """Publish version `step`: whole tensors and slices of this rank; the version before must have been waited for."""
         assert self._current is None, "one version at a time"
-        self._current = self._thread.submit(self._publish, step, tensors)
+        self._current = self._thread.submit(self._publish, step, tensors, slices)
 
     def wait(self) -> None:
         """Until the version on its way is announced. It waits for the journal's record, which has a deadline."""
@@ -93,10 +107,10 @@ class Publishing:
             current, self._current = self._current, None
             self.newest_hash = current.result()
 
-    def _publish(self, step: int, tensors: Mapping[str, TensorBytes]) -> bytes:
+    def _publish(self, step: int, tensors: Mapping[str, TensorBytes], slices: Sequence[SliceBytes]) -> bytes:
         """Its hash. Any error ends the session, and with it the step loop's wait for samples of this version."""
         try:
-            return self._offered(step, tensors)
+            return self._offered(step, tensors, slices)
         except (UserError, RetryError, StoppedError) as error:
             self._session.end(error)
             raise
@@ -105,12 +119,19 @@ class Publishing:
             self._session.end(ending)
             raise ending from error
 
-    def _offered(self, step: int, tensors: Mapping[str, TensorBytes]) -> bytes:
+    def _offered(self, step: int, tensors: Mapping[str, TensorBytes], slices: Sequence[SliceBytes]) -> bytes:
         """Announced when it can be had; not, where this process is asked to end before."""
         session = self._session
-        name = self._store.publish(attempt=self._attempt, step=step, tensors=tensors)
+        name = self._store.publish(
+            attempt=self._attempt,
+            step=step,
+            tensors=tensors,
+            slices=slices,
+            parts=lambda: self._parts.ask(attempt=self._attempt, step=step, ending=lambda: session.ending),
+        )
         if self._offer(name, ended=lambda: session.terminated or session.ending is not None):
-            size_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
+            with self._store.pulling(name) as manifest:
+                size_bytes = sum(map(size_of, () if manifest is None else manifest.tensors))
             session.wait_recorded(step)
             session.publish(pb.Published(version=name, size_bytes=size_bytes))
         elif session.ending is not None:
@@ -135,6 +156,8 @@ class StepLoop:
     checkpoints: CheckpointStore
     weights: WeightStore
     offer: Offer = _in_store
+    parts: RankParts = NO_PARTS  # of versions, which other ranks hold
+    is_needed: IsNeeded = _newest
     recorder: Recorder
     history: History  # the steps that the engine's state holds
     copies: ObjectFolder | None = None  # of what is in `store_dir`
@@ -177,7 +200,9 @@ class StepLoop:
         welcome = self.session.wait_welcome()
         self.attempt, self._batch_groups = welcome.attempt, welcome.batch_groups
         log.info("attempt %d begins at step %d of %d", self.attempt, self.version, self.steps)
-        with Publishing(self.session, store=self.weights, offer=self.offer, attempt=self.attempt) as publishing:
+        with Publishing(
+            self.session, store=self.weights, offer=self.offer, attempt=self.attempt, parts=self.parts
+        ) as publishing:
             self._publish(publishing)
             if self.version < self.steps:
                 discard_export(self.store_dir / DIR_EXPORT, copies=self.copies)  # of a run that was to end before
@@ -264,9 +289,14 @@ class StepLoop:
             self.session.wait_change(seen_cause=cause, timeout_s=_WAIT_REPORT_S)
 
     def _publish(self, publishing: Publishing) -> None:
+        """Begin to publish the newest version. Of those before, the announced one stays in memory, and what an evaluation may hold."""
         begun_s = time.monotonic()
         with self.recorder.during("weights"):
-            publishing.begin(self.version, self.engine.tensors() | self.engine.probe())
+            kept = self.weights.retain(lambda version: self.is_needed(version.step, newest=self.version - 1))
+            slices = self.engine.slices(
+                attempt=self.attempt, step=self.version, kept=[(version.attempt, version.step) for version in kept]
+            )
+            publishing.begin(self.version, self.engine.probe(), slices=slices)
         self._copy_s = time.monotonic() - begun_s
 
     def _checkpoint(self) -> None:

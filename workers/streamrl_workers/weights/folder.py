@@ -22,7 +22,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import lru_cache
@@ -39,7 +39,7 @@ from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
 from streamrl_workers.weights.disk_folder import PARTIAL, DiskFolder
 from streamrl_workers.weights.hashing import version_text
-from streamrl_workers.weights.manifest import at_one_place
+from streamrl_workers.weights.manifest import at_one_place, contents
 from streamrl_workers.weights.source import NotKeptError, Piece, ServedStore, SourceBrokenError, SourceRefusedError
 
 FIELD = "spec.weights.folder.url"
@@ -107,6 +107,7 @@ class FolderWeightServer:
         self._there: dict[str, int] | None = None  # bytes by name; None: it was not asked yet
         self._checked = set[str]()  # names that this process has written, or asked the store for: a list may be old
         self._kept: dict[str, _Written] = {}  # by name of the manifest, oldest first
+        self._last = set[str]()  # contents of the last part
 
     def offer(self, version: pb.VersionName, *, ended: Callable[[], bool]) -> bool:
         """Write a version of the store; False: `ended` was true before it was there.
@@ -155,17 +156,13 @@ class FolderWeightServer:
             self._claim()
         with self._store.pulling(version) as manifest:
             assert manifest is not None, "it was published just now"
-            slices = (one for tensor in manifest.tensors for one in tensor.slices)
-            sizes = {_content(one.hash): one.size_bytes for one in slices if one.size_bytes}
-            sizes |= {_content(delta.hash): delta.size_bytes for delta in manifest.deltas}
-            unchecked = iter([(name, size) for name, size in sizes.items() if name not in self._checked])
-            streams = [begin_in_thread(lambda: self._write_contents(unchecked), name=_THREAD) for _ in range(_STREAMS)]
-            wait(streams)
-            for stream in streams:
-                stream.result()
+            own = _contents(manifest, is_own=True)
+            self._write_all(own)
+            by_others = _contents(manifest, is_own=False)  # before they gave their parts
+            self._there |= by_others
             name = f"{_VERSIONS}/{version_text(version)}"
             self._put(name, memoryview(manifest.SerializeToString()))
-        self._kept[name] = _Written(set(sizes))
+        self._kept[name] = _Written({*own, *by_others})
         self._clean()
 
     def _claim(self) -> None:
@@ -185,6 +182,13 @@ class FolderWeightServer:
 
     def _read_owner(self) -> bytes | None:
         return self._folder.read(_OWNER, begin=0, end=2 * len(self._owner))
+
+    def _write_all(self, contents: Mapping[str, int]) -> None:
+        unchecked = iter([(name, size) for name, size in contents.items() if name not in self._checked])
+        streams = [begin_in_thread(lambda: self._write_contents(unchecked), name=_THREAD) for _ in range(_STREAMS)]
+        wait(streams)
+        for stream in streams:
+            stream.result()
 
     def _write_contents(self, contents: Iterator[tuple[str, int]]) -> None:
         assert self._there is not None
@@ -224,6 +228,20 @@ class FolderWeightServer:
                 self._checked.difference_update(names)
         except (StoreUnavailableError, UserError, OSError) as error:
             _log.warning("old weights stay for now: %s", error)
+
+
+class FolderPartWriter(FolderWeightServer):
+    """Brings the slices of a rank above 0 into the folder: rank 0 claims it, writes manifests, and deletes."""
+
+    def _write(self, version: pb.VersionName) -> None:
+        with self._store.pulling(version) as manifest:
+            assert manifest is not None, "it was published just now"
+            own = _contents(manifest, is_own=True)
+            # Rank 0 deletes what no kept version needs. So what this rank has written is there if its last part had it; else the folder is asked.
+            self._checked &= self._last
+            self._there = dict(own)
+            self._write_all(own)
+        self._last = {*own}
 
 
 class FolderSource:
@@ -313,6 +331,12 @@ def _read(url: str, name: str, *, begin: int, end: int) -> bytes | None:
             field=FIELD, rule="is not mounted here", got=url, fix="mount the trainer's directory at its path"
         )
     return data
+
+
+def _contents(manifest: pb.Manifest, *, is_own: bool) -> dict[str, int]:
+    """Return the names and sizes of the slices and deltas of the server's own, or of the other ranks."""
+    found = contents(manifest)
+    return {_content(name): size_bytes for name, size_bytes, holder in found if size_bytes and (not holder) == is_own}
 
 
 def _content(content_hash: bytes) -> str:

@@ -1,7 +1,7 @@
 """Serves the versions of a store over HTTP/1.1, by TLS where there are certificates; a thread for each connection.
 
     GET /weights/v2/blake3/versions/<attempt>-<step>-<hash>    its Manifest; the version stays kept while this connection lives
-    GET /weights/v2/blake3/content/<hash>                      the bytes of a tensor; `Range: bytes=a-b` is answered
+    GET /weights/v2/blake3/content/<hash>                      the bytes of a slice; `Range: bytes=a-b` is answered
 
 Owns the port, who is let in, requests and status codes. Does not own which versions are kept (`store.py`).
 
@@ -9,7 +9,7 @@ Invariants:
 - Nobody is given anything before `stream/auth.py` has let him in: by the token of the run, or by the role in his certificate.
 - A connection ends when its handshake or first request takes too long, when the other side takes no bytes, and when it is too old.
 - A request's head has `_HEAD_BYTES` at most; no more of it is read. A request has no body.
-- A reader who stalls holds the bytes of one slice, and with it of its tensor, until `_STALL_S` end him: they are looked up again for each slice.
+- A reader who stalls holds the bytes of one piece, and with it of its slice, until `_STALL_S` end him: they are looked up again for each piece.
 - Strangers take no places from those who are let in, and one address with many takes none from another.
 """
 
@@ -49,7 +49,7 @@ _HEAD_BYTES = 8 * 1024
 _FIRST_REQUEST_S = 10.0
 """From the first byte of a connection until we know who it is."""
 _STALL_S = 60.0
-"""For the other side to take a slice."""
+"""For the other side to take a piece."""
 _LOOK_S = 0.25
 """Between two looks at connections that are too old."""
 CLUSTER_HEADER = "Streamrl-Cluster"
@@ -97,7 +97,7 @@ class HttpWeightServer:
     """Serves from its making until `close`."""
 
     slice_bytes: ClassVar[int] = 2**20
-    """Sent at once: between two slices the version may go."""
+    """Sent at once: between two pieces the version may go."""
 
     def __init__(
         self,
@@ -139,13 +139,23 @@ class HttpWeightServer:
         return kept.enter_context(self.store.pulling(version))
 
     def content(self, content_hash: bytes, *, begin: int, end: int) -> Iterator[memoryview]:
-        """Slices of the bytes of a hash; they end early when it is not kept any more."""
+        """Yield the bytes of a hash in pieces; they end early when it is not kept any more."""
+        for piece in self.pieces(content_hash, begin=begin, end=end):
+            yield piece
+            with self._lock:
+                self.served_bytes += len(piece)
+
+    def size_bytes(self, content_hash: bytes) -> int | None:
+        """Return the size of a content; None: it is not kept. Raises NotYetError."""
+        data = self.store.content(content_hash)
+        return None if data is None else len(data)
+
+    def pieces(self, content_hash: bytes, *, begin: int, end: int) -> Iterator[memoryview]:
+        """Yield bytes of a content; each piece is read before the next one is asked for."""
         while begin < end and (data := self.store.content(content_hash)) is not None:
             piece = data[begin : min(end, begin + self.slice_bytes)]
             yield piece
             begin += len(piece)
-            with self._lock:
-                self.served_bytes += len(piece)
 
     def links(self, cluster: str) -> Sequence[LinkCap]:
         """The bounded links on the way to a cluster; none to our own, ""."""
@@ -362,12 +372,10 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, manifest.SerializeToString(), headers={"Content-Type": "application/x-protobuf"})
 
     def _send_content(self, content_hash: bytes) -> None:
-        data = self.server.service.store.content(content_hash)
-        if data is None:
+        size = self.server.service.size_bytes(content_hash)
+        if size is None:
             self._say(HTTPStatus.NOT_FOUND, f"{content_hash.hex()} is not kept")
             return
-        size = len(data)
-        del data
         asked = _range(self.headers.get("Range"), size=size)
         if asked is None:
             self._say(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, f"it has {size} bytes")

@@ -7,7 +7,7 @@ one that cannot be used is left out.
 Does not own what a manifest hashes to (`hashing.py`), nor who gave it (`pull.py`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from streamrl.errors import shorten
 from streamrl.proto import stream_pb2 as pb
@@ -77,6 +77,15 @@ def at_one_place(manifest: pb.Manifest) -> pb.Manifest:
     for delta in whole.deltas:
         delta.holder = 0
     return whole
+
+
+def contents(manifest: pb.Manifest) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the hash, the size in bytes and the holder of each slice, then of each delta."""
+    for entry in manifest.tensors:
+        for one in entry.slices:
+            yield one.hash, one.size_bytes, one.holder
+    for delta in manifest.deltas:
+        yield delta.hash, delta.size_bytes, delta.holder
 
 
 def usable_deltas(manifest: pb.Manifest) -> dict[bytes, pb.TensorDelta]:

@@ -35,7 +35,7 @@ from streamrl_workers.weights.hashing import (
     row_bytes,
     slice_entry,
 )
-from streamrl_workers.weights.manifest import at_one_place, join_parts
+from streamrl_workers.weights.manifest import at_one_place, contents, join_parts
 from streamrl_workers.weights.source import NotYetError
 
 NEWEST_KEPT = 2
@@ -58,6 +58,7 @@ class _KeptVersion:
     given: dict[SliceKey, memoryview]  # of those that were read-only: the others may have changed since
     slices: dict[SliceKey, KeptSlice]
     contents: dict[bytes, memoryview]  # by hash
+    elsewhere: dict[bytes, tuple[str, int]] = field(default_factory=dict)  # address of the holder, and bytes, by hash
     pulls: int = 0
 
 
@@ -96,6 +97,11 @@ class WeightStore:
         """
         kept = self._owned(attempt=attempt, step=step, slices=(*as_slices(tensors), *slices))
         kept.manifest = join_parts(kept.manifest, parts())
+        kept.elsewhere = {
+            content_hash: (kept.manifest.holders[holder - 1], size_bytes)
+            for content_hash, size_bytes, holder in contents(kept.manifest)
+            if holder
+        }
         self._keep(kept)
         return kept.manifest.version
 
@@ -117,6 +123,22 @@ class WeightStore:
                 if content_hash in kept.contents:
                     return kept.contents[content_hash]
         return None if self._deltas is None else self._deltas.content(content_hash)
+
+    def elsewhere(self, content_hash: bytes) -> tuple[str, int] | None:
+        """Return the address of another rank that holds the bytes of this hash, and their number; None: no kept version has them there."""
+        with self._lock:
+            for kept in self._kept.values():
+                if content_hash in kept.elsewhere:
+                    return kept.elsewhere[content_hash]
+        return None
+
+    def retain(self, is_needed: Callable[[pb.VersionName], bool]) -> list[pb.VersionName]:
+        """Drop the versions that are not needed, before another one is copied; return the names of those that stay. Pulled ones do."""
+        with self._lock:
+            for key, kept in list(self._kept.items()):
+                if not kept.pulls and not is_needed(kept.manifest.version):
+                    del self._kept[key]
+            return [kept.manifest.version for kept in self._kept.values()]
 
     @contextmanager
     def pulling(self, version: pb.VersionName) -> Iterator[pb.Manifest | None]:

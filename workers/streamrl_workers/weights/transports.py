@@ -10,10 +10,12 @@ from streamrl.spec import parse_bytes
 from streamrl.spec.training import FolderWeights, HttpWeights
 from streamrl_workers.stream.object_store import ObjectFolder
 from streamrl_workers.stream.tls import Tls
-from streamrl_workers.weights.folder import FolderSource, FolderWeightServer, run_identity
+from streamrl_workers.weights.folder import FolderPartWriter, FolderSource, FolderWeightServer, run_identity
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import HttpWeightServer
+from streamrl_workers.weights.pass_on import PassingWeightServer
 from streamrl_workers.weights.source import ServedStore, Source
+from streamrl_workers.weights.store import WeightStore
 
 
 class WeightServer(Protocol):
@@ -58,17 +60,19 @@ class ServerSetup:
 class Transport(NamedTuple):
     """Both ends."""
 
-    serve: Callable[[ServedStore, ServerSetup], WeightServer]
+    serve: Callable[[WeightStore, ServerSetup], WeightServer]
     """The trainer's."""
+    bring_part: Callable[[ServedStore, ServerSetup], Callable[[pb.VersionName], None]]
+    """Of a trainer's ranks above 0: what they do with a part before it is given."""
     connect: Callable[..., Awaitable[Source]]
     relay: Callable[..., WeightServer] | None
     """Of a generator that passes on what it pulled; None: none does, since versions are brought to where all find them."""
 
 
-def _serve_http(store: ServedStore, setup: ServerSetup) -> WeightServer:
+def _serve_http(store: WeightStore, setup: ServerSetup) -> WeightServer:
     spec: HttpWeights = setup.spec
     remote, uplink = spec.remote_bytes_per_second, spec.uplink_bytes_per_second
-    return HttpWeightServer(
+    return PassingWeightServer(
         store,
         token=setup.token,
         tls=setup.tls,
@@ -79,9 +83,9 @@ def _serve_http(store: ServedStore, setup: ServerSetup) -> WeightServer:
     )
 
 
-def _serve_folder(store: ServedStore, setup: ServerSetup) -> WeightServer:
+def _folder(kind: type[FolderWeightServer], store: ServedStore, setup: ServerSetup) -> FolderWeightServer:
     spec: FolderWeights = setup.spec
-    return FolderWeightServer(
+    return kind(
         store,
         url=spec.url,
         run=setup.store.resolve().name,
@@ -91,7 +95,23 @@ def _serve_folder(store: ServedStore, setup: ServerSetup) -> WeightServer:
     )
 
 
+def _nowhere(_store: ServedStore, _setup: ServerSetup) -> Callable[[pb.VersionName], None]:
+    """Parts are served where they are."""
+    return lambda _: None
+
+
+def _to_folder(store: ServedStore, setup: ServerSetup) -> Callable[[pb.VersionName], None]:
+    writer = _folder(FolderPartWriter, store, setup)
+
+    def bring(part: pb.VersionName) -> None:
+        writer.offer(part, ended=lambda: False)
+
+    return bring
+
+
 TRANSPORTS = {
-    "http": Transport(_serve_http, HttpSource.connect, relay=HttpWeightServer),
-    "folder": Transport(_serve_folder, FolderSource.connect, relay=None),
+    "http": Transport(_serve_http, _nowhere, HttpSource.connect, relay=HttpWeightServer),
+    "folder": Transport(
+        lambda store, setup: _folder(FolderWeightServer, store, setup), _to_folder, FolderSource.connect, relay=None
+    ),
 }

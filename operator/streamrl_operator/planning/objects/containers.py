@@ -100,6 +100,7 @@ def trainer_variables(job: RLJob, *, uid: str) -> Variables:
         keys.ENV_SCHEDULER_ADDRESS: f"localhost:{names.PORT_GRPC}",
         keys.ENV_WEIGHTS_PORT: str(names.PORT_WEIGHTS),
         **_signals(job),
+        **_rank_weights(job),
         **_weights_address(job, f"{names.scheduler(job.metadata.name)}:{names.PORT_WEIGHTS}"),
         **_SERVING,
         **({} if job.spec.trainer.nodes == 1 else _meeting({"fieldRef": {"fieldPath": "status.podIP"}})),
@@ -113,6 +114,8 @@ def trainer_worker_variables(job: RLJob, *, uid: str) -> Variables:
         keys.ENV_HEARTBEAT_FILE: f"{_HEARTBEATS}/{names.CONTAINER_TRAINER}",
         keys.ENV_RUN_DIR: names.DIR_RUN,
         **_signals(job),
+        keys.ENV_WEIGHTS_PORT: str(names.PORT_WEIGHTS),
+        **_rank_weights(job),
         keys.ENV_NODE_ORDINAL: {"fieldRef": {"fieldPath": f"metadata.labels['{_LABEL_ORDINAL}']"}},
         **_SERVING,
         **_meeting(f"{trainer}-0.{trainer}"),
@@ -124,6 +127,20 @@ def _signals(job: RLJob) -> Variables:
     ranks = {keys.ENV_RANK_SIGNALS_PORT: str(names.PORT_RANK_SIGNALS)}
     several = job.spec.trainer.processes_per_node > 1
     return {keys.ENV_SIGNALS_PORT: str(names.PORT_TRAINER_SIGNALS), **(ranks if several else {})}
+
+
+def _rank_weights(job: RLJob) -> Variables:
+    """Where ranks above 0 serve their weights: each at a port of its own, under the address of its pod. One rank alone needs none of it."""
+    if job.spec.trainer.ranks == 1:
+        return {}
+    second = {keys.ENV_RANK_WEIGHTS_PORT: str(names.PORT_RANK_WEIGHTS)}
+    several = job.spec.trainer.processes_per_node > 1
+    return {keys.ENV_POD_IP: {"fieldRef": {"fieldPath": "status.podIP"}}, **(second if several else {})}
+
+
+def rank_weights_ports(job: RLJob) -> dict[str, int]:
+    """Name -> port of weights of the ranks of a node, its first one left out."""
+    return {f"rank-weights-{n}": names.PORT_RANK_WEIGHTS + n - 1 for n in range(1, job.spec.trainer.processes_per_node)}
 
 
 def rank_ports(job: RLJob) -> dict[str, int]:

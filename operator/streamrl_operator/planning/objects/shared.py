@@ -233,12 +233,13 @@ def trainer_policies(plan: JobPlan) -> list[Built]:
     """No policy knows a pod that is in its node's network, or in another cluster, by its labels: where such pods come from or go to is not said, certificates are asked all the same.
 
     Of the trainer's first pod, which may go out to hubs, rewards and environments, so nothing is said of that; and of the pods of its
-    further nodes, which nobody but the trainer's other pods reaches, besides signals."""
+    further nodes, which only the trainer's other pods reach, besides signals and what generators take of their weights."""
     pods_of_job: Built = {"podSelector": {"matchLabels": {names.LABEL_JOB: plan.name}}}
     from_afar = bool(plan.job.spec.other_clusters) or any(pool.pod.host_network for pool in plan.job.spec.generators)
     ingress: list[Built] = [
         {**({} if from_afar else {"from": [pods_of_job]}), "ports": [tcp(names.PORT_GRPC), tcp(names.PORT_WEIGHTS)]},
         {"ports": [tcp(names.PORT_SIGNALS), _rank_signals(plan)]},
+        *_from_generators(plan, ports=_rank_weights(plan)),
     ]
     first = names.trainer(plan.name)
     if plan.job.spec.trainer.nodes == 1:
@@ -246,7 +247,8 @@ def trainer_policies(plan: JobPlan) -> list[Built]:
     roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [ROLE_TRAINER, ROLE_TRAINER_WORKER]}
     ranks = {"podSelector": {**pods_of_job["podSelector"], "matchExpressions": [roles]}}
     from_ranks: Built = {"from": [ranks]}  # on any port: collectives choose theirs as they start
-    further = [{"ports": [_rank_signals(plan)]}, from_ranks]
+    weights = _from_generators(plan, ports=_node_weights(plan))
+    further = [{"ports": [_rank_signals(plan)]}, *weights, from_ranks]
     return [
         policy(plan, first, role=ROLE_TRAINER, ingress=[*ingress, from_ranks]),
         policy(plan, names.trainer_workers(plan.name), role=ROLE_TRAINER_WORKER, ingress=further),
@@ -260,17 +262,40 @@ def _rank_signals(plan: JobPlan) -> Built:
     return {**tcp(names.PORT_TRAINER_SIGNALS), **end}
 
 
+def _rank_weights(plan: JobPlan) -> list[Built]:
+    """Return the ports of weights of a node's ranks without its first one; none with a folder, in which generators find all of them."""
+    several = plan.job.spec.trainer.processes_per_node - 1
+    if not several or plan.job.spec.weights.folder is not None:
+        return []
+    return [{**tcp(names.PORT_RANK_WEIGHTS), "endPort": names.PORT_RANK_WEIGHTS + several - 1}]
+
+
+def _node_weights(plan: JobPlan) -> list[Built]:
+    """Return the ports of weights of all ranks of a further node."""
+    has_folder = plan.job.spec.weights.folder is not None
+    return [] if has_folder or plan.job.spec.trainer.nodes == 1 else [tcp(names.PORT_WEIGHTS), *_rank_weights(plan)]
+
+
+def _from_generators(plan: JobPlan, *, ports: list[Built]) -> list[Built]:
+    """Return the rule that lets generators of this cluster in at `ports`."""
+    generators: Built = {"podSelector": {"matchLabels": plan.selector(role=ROLE_GENERATOR)}}
+    on_nodes = any(one.pod.host_network for one in plan.job.spec.generators)
+    return [{**({} if on_nodes else {"from": [generators]}), "ports": ports}] if ports else []
+
+
 def generators_policy(plan: JobPlan, *, pool: GeneratorPool) -> Built:
     """A pool's pods: out to scheduler, weights and other generators and to look names up, to where traces go if the engine sends its own, with weights in an object store anywhere; in for signals and weights."""
     generators: Built = {"podSelector": {"matchLabels": plan.selector(role=ROLE_GENERATOR)}}
     on_nodes = any(one.pod.host_network for one in plan.job.spec.generators)
     trainer: Built = {"to": [{"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER)}}]}
-    home = {
-        **({} if plan.job.spec.trainer.pod.host_network else trainer),
-        "ports": [tcp(names.PORT_GRPC), tcp(names.PORT_WEIGHTS)],
-    }
+    workers: Built = {"to": [{"podSelector": {"matchLabels": plan.selector(role=ROLE_TRAINER_WORKER)}}]}
+    on_node = plan.job.spec.trainer.pod.host_network
+    ports = [tcp(names.PORT_GRPC), tcp(names.PORT_WEIGHTS), *_rank_weights(plan)]
+    home: list[Built] = [{**({} if on_node else trainer), "ports": ports}]
+    if further := _node_weights(plan):
+        home.append({**({} if on_node else workers), "ports": further})
     egress: list[Built] = [
-        *([home] if plan.dials is None else _out_of_cluster(plan.dials)),
+        *(home if plan.dials is None else _out_of_cluster(plan.dials)),
         {**({} if on_nodes else {"to": [generators]}), "ports": [tcp(names.PORT_WEIGHTS)]},
         dns(),
     ]

@@ -108,7 +108,8 @@ def _is_hosted(plan: JobPlan) -> bool:
 
 
 def _worker_template(plan: JobPlan) -> template.Template:
-    main = _trainer(plan, variables=containers.trainer_worker_variables(plan.job, uid=plan.uid), ports={})
+    variables = containers.trainer_worker_variables(plan.job, uid=plan.uid)
+    main = _trainer(plan, variables=variables, ports={names.PORT_NAME_WEIGHTS: names.PORT_WEIGHTS})
     volumes = _shared_volumes(plan) | {template.VOLUME_RUN: template.scratch()}
     before = [_prepare(plan)]
     return _pod_template(
@@ -260,6 +261,7 @@ def _trainer(plan: JobPlan, *, variables: containers.Variables, ports: Mapping[s
             **ports,
             names.PORT_NAME_TRAINER_SIGNALS: names.PORT_TRAINER_SIGNALS,
             **containers.rank_ports(plan.job),
+            **containers.rank_weights_ports(plan.job),
         },
         signals_port=names.PORT_TRAINER_SIGNALS,
     )

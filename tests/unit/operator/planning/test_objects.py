@@ -118,7 +118,7 @@ def test_further_nodes_touch_these_objects() -> None:
     assert differing(planned(full_job()), several) == {
         ("ConfigMap", "full-job"),
         ("PersistentVolumeClaim", "full-checkpoints"),
-        ("NetworkPolicy", "full-trainer"),
+        *(("NetworkPolicy", name) for name in ("full-trainer", "full-auto", "full-fixed", "full-free")),
         ("StatefulSet", "full-trainer"),
         *(
             (kind, "full-trainer-workers")

@@ -45,7 +45,8 @@ def test_addresses_meet_ports() -> None:
     for container in (of(pod_of(), "scheduler"), of(pod_of(), "trainer"), of(pod_of("full-auto"), "generator")):
         listening = {str(port["containerPort"]) for port in container["ports"]}
         variables = environment(container)
-        ports = (keys.ENV_GRPC_PORT, keys.ENV_WEIGHTS_PORT, keys.ENV_SIGNALS_PORT, keys.ENV_RANK_SIGNALS_PORT)
+        first = (keys.ENV_GRPC_PORT, keys.ENV_WEIGHTS_PORT, keys.ENV_SIGNALS_PORT)
+        ports = (*first, keys.ENV_RANK_SIGNALS_PORT, keys.ENV_RANK_WEIGHTS_PORT)
         given_ports = {variables.get(key) for key in ports} - {None}
         assert listening == given_ports
 

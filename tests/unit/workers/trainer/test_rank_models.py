@@ -29,6 +29,7 @@ from streamrl_workers.trainer.engines.packing import pack_sample
 from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models, create
 from streamrl_workers.trainer.engines.worker import RankWorker
+from streamrl_workers.weights.hashing import SliceBytes
 from support.tiny_folder import tiny_folder
 from support.trainer_groups import make_group, trainer_spec
 
@@ -61,6 +62,10 @@ def _step(engine: TorchEngine, step: int = 0) -> dict[str, float]:
     engine.begin_step(step, attempt=1)
     engine.add([make_group(number) for number in range(3)])
     return engine.finish_step()
+
+
+def _slices(engine: TorchEngine) -> dict[str, SliceBytes]:
+    return {one.name: one for one in engine.slices(attempt=1, step=0)}
 
 
 def _batch() -> Any:
@@ -247,18 +252,18 @@ def test_an_export_of_adapters_over_a_base_in_bfloat16_is_float32(model: Path, t
 
 def test_the_base_is_published_as_it_began_and_copied_once(model: Path, tmp_path: Path) -> None:
     engine, initial = _engine(model, lora={"rank": 4}), load_model(str(model))
-    before = engine.tensors()
+    before = _slices(engine)
     _step(engine)
-    after = engine.tensors()
+    after = _slices(engine)
     adapters = {name for name in after if ":lora_" in name}
     assert len(adapters) == 3 * 14
     assert all(after[name] is before[name] for name in after.keys() - adapters)
     assert all(after[name] != before[name] for name in adapters if name.endswith(":lora_B"))
-    assert {k: t for k, t in after.items() if k not in adapters} == model_files.tensors(initial)
+    assert {k: t for k, t in engine.tensors().items() if k not in adapters} == model_files.tensors(initial)
     engine.save(tmp_path)
     again = _engine(model, lora={"rank": 4})  # another process, behind a restart
     again.load(tmp_path)
-    assert again.tensors() == after
+    assert _slices(again) == after
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False:UserWarning")  # peft mends it, and says so
@@ -270,10 +275,10 @@ def test_a_layer_that_lies_transposed_is_merged_too() -> None:
     for name, parameter in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.3)
-    for name, published in merged(model_files.tensors(adapted) | model_files.adapters(adapted)).items():
+    for name, published in merged(model_files.tensors(adapted)).items():
         plain.state_dict()[name].copy_(as_tensor(published))
     beside = GPT2LMHeadModel(config).eval()
-    AdaptedParameters(beside).load(model_files.tensors(adapted) | model_files.adapters(adapted))
+    AdaptedParameters(beside).load(model_files.tensors(adapted))
     tokens = torch.arange(20).unsqueeze(0)
     with torch.no_grad():
         torch.testing.assert_close(plain(tokens).logits, adapted(tokens).logits)
@@ -299,17 +304,17 @@ def test_with_adapters_the_reference_is_the_policy_without_them(model: Path) -> 
 
 def test_with_a_side_path_the_last_layers_of_policy_and_critic_are_trained(model: Path, tmp_path: Path) -> None:
     engine, initial = _engine(model, rule="ppo", sherl=SHERL), load_model(str(model))
-    before = engine.tensors()
-    assert {k: t for k, t in before.items() if "side_path" not in k} == model_files.tensors(initial)
+    before = _slices(engine)
+    assert {k: t for k, t in engine.tensors().items() if "side_path" not in k} == model_files.tensors(initial)
     _step(engine)
-    after = engine.tensors()
+    after = _slices(engine)
     late = {name for name in after if "side_path" in name or ".layers.1." in name}
     assert all(after[name] is before[name] for name in after.keys() - late)
     behind_zeros = {"model.side_path.down", "model.side_path.attention"}
     assert {name for name in late if after[name] != before[name]} >= late - behind_zeros
     engine.export(tmp_path)
     exported = load_model(str(tmp_path)).state_dict()
-    assert all(torch.equal(as_tensor(tensor), exported[name]) for name, tensor in after.items())
+    assert all(torch.equal(as_tensor(tensor), exported[name]) for name, tensor in engine.tensors().items())
     models = build_models(trainer_spec(rule="ppo", sherl=SHERL), model_path=str(model), device=CPU)
     assert models.critic is not None
     trained = {name for name, p in models.critic.named_parameters() if p.requires_grad}

@@ -63,3 +63,18 @@ def test_the_window_stays_below_what_the_scheduler_keeps_for_a_peer(
     window_bytes = settings(group_size=group_size, max_tokens=max_tokens).window_bytes
     assert window_bytes == window_mib * 2**20
     assert window_bytes < LIMIT_BYTES
+
+
+@pytest.mark.parametrize(
+    ("staleness", "newest", "expected"),
+    [(0, 0, [0]), (0, 3, [3]), (0, 4, [4]), (0, 5, [5]), (2, 5, [4, 5]), (2, 6, [4, 6]), (2, 7, [7]), (2, 10, [8, 10])],
+)
+def test_the_announced_version_stays_and_one_that_an_evaluation_may_hold(
+    staleness: int, newest: int, expected: list[int]
+) -> None:
+    spec = parse_job(simulated_job()).spec
+    evaluation = spec.task.evaluation.model_copy(update={"interval_steps": 4})
+    task = spec.task.model_copy(update={"evaluation": evaluation})
+    pipeline = spec.pipeline.model_copy(update={"max_staleness_steps": staleness, "steps": 100})
+    settings = trainer_settings(spec.model_copy(update={"task": task, "pipeline": pipeline}))
+    assert [step for step in range(newest + 1) if settings.is_needed(step, newest=newest)] == expected

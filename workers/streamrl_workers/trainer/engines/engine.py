@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.hashing import SliceBytes, TensorBytes
+
+Kept = tuple[int, int]
+"""Attempt and step of a version that can still be pulled."""
 
 
 class RetryError(Exception):
@@ -48,8 +51,14 @@ class TrainEngine(Protocol):
     def states(self) -> Sequence[pb.TurnState]:
         """For later steps, behind the one that has been finished, as `StepDone` has them."""
 
-    def tensors(self) -> dict[str, TensorBytes]:
-        """The weights as they are now, by name, tied tensors once: a copy of what training changes."""
+    def slices(self, *, attempt: int, step: int, kept: Sequence[Kept] = ()) -> Sequence[SliceBytes]:
+        """Copy what this rank holds of the weights as they are now, tied tensors once. The other ranks copy, keep and serve theirs.
+
+        Args:
+            attempt: of the version.
+            step: of the version.
+            kept: older versions that the other ranks keep as well.
+        """
 
     def probe(self) -> dict[str, TensorBytes]:
         """Return what proves the first load of these weights in an engine (`models/probe.py`); nothing where no engine computes with them."""

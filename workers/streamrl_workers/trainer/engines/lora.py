@@ -46,18 +46,18 @@ def base_name(name: str) -> str | None:
     return None if ".lora_" in name else name.replace(_BASE, ".")
 
 
-def adapters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every adapter in full, under the names that it is published by: on every rank."""
+def adapters(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield the tensors of every adapter: the name that it is published by, the tensor as it is sharded, what is published of it on `meta`."""
     for name, layer in model.named_modules():
         if isinstance(layer, LoraLinear):
-            lora_a, lora_b = (
-                full(part[ADAPTER].get_parameter("weight")).detach() for part in (layer.lora_A, layer.lora_B)
-            )
-            if layer.fan_in_fan_out:  # its weight lies transposed
-                lora_a, lora_b = lora_b.T, lora_a.T
-            yield f"{name}.weight{LORA_A}", lora_a
-            yield f"{name}.weight{LORA_B}", lora_b
-            yield f"{name}.weight{LORA_SCALING}", torch.tensor(layer.scaling[ADAPTER], dtype=torch.float32)
+            swapped = layer.fan_in_fan_out  # its weight lies transposed
+            factors = (layer.lora_B, layer.lora_A) if swapped else (layer.lora_A, layer.lora_B)
+            for suffix, factor in zip((LORA_A, LORA_B), factors, strict=True):
+                tensor = factor[ADAPTER].get_parameter("weight")
+                whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                yield f"{name}.weight{suffix}", tensor, whole.T if swapped else whole
+            scaling = torch.tensor(layer.scaling[ADAPTER], dtype=torch.float32)
+            yield f"{name}.weight{LORA_SCALING}", scaling, torch.empty((), device="meta")
 
 
 def save_adapters(model: torch.nn.Module, directory: Path, *, writes: bool) -> None:

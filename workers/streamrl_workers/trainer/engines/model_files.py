@@ -1,9 +1,9 @@
 """The state of a rank's model as files and as published bytes.
 
-Owns: what belongs to the state (trained tensors, optimiser, random state), the layout of its files, the snapshot of the weights,
-the export. Does not own: when, where, atomicity (`checkpoint.py`).
+Owns: what belongs to the state (trained tensors, optimiser, random state), the layout of its files, what is published of a model, the
+export. Does not own: when, where, atomicity (`checkpoint.py`).
 
-Every function is called on every rank. `tensors`, `adapters` and `export` are collectives; only rank 0 has something of them.
+Every function is called on every rank. `tensors` and `export` are collectives; only rank 0 has something of them.
 Only what is trained is in the state: the weights below adapters, or before a side path, come from the initial model again.
 
     rank-00000.safetensors    parts by tensor name; metadata "parts": {name: {"shape": whole shape, "begin": first row}};
@@ -22,7 +22,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -35,7 +34,8 @@ from streamrl_workers.models.checkpoint_layout import CheckpointLayout
 from streamrl_workers.models.load import structure_of
 from streamrl_workers.models.published import Parameters, as_bytes, as_tensor, merged
 from streamrl_workers.models.side_path import save_with_side_path, side_path_of
-from streamrl_workers.trainer.engines.sharding import Precision, begin_row, full, local, published_dtype, rank_of
+from streamrl_workers.trainer.engines.sharding import Precision, begin_row, local, published_dtype, rank_of
+from streamrl_workers.trainer.engines.slices import PublishedView, copy_slices
 from streamrl_workers.weights.hashing import TensorBytes
 
 _RANDOM = "random"
@@ -63,36 +63,42 @@ def load(directory: Path, *, model: torch.nn.Module, optimiser: torch.optim.Opti
         torch.set_rng_state(own[_RANDOM])
 
 
+def published_views(
+    model: PreTrainedModel,
+    *,
+    trained: bool | None = None,
+    layout: CheckpointLayout | None = None,
+    precision: Precision = "FP32",
+) -> Iterator[PublishedView]:
+    """Yield what is published of the model, as a checkpoint has it: of names that share one storage the first, adapters as `models/published.py` names them.
+
+    `trained`: what changes, which with adapters is these alone; False: what does not; None: both. `layout`: of the model's configuration.
+    """
+    layout = layout or CheckpointLayout(model.config)
+    adapted = has_adapters(model)
+    if not (adapted and trained):
+        for own, tensor in _plain_tensors(model, trained=False if adapted else trained):
+            dtype = published_dtype(precision) if tensor.is_floating_point() else tensor.dtype
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for name, view in layout.parts(own, whole):
+                yield PublishedView(name, tensor, view, dtype)
+    if adapted and trained is not False:
+        for own, tensor, view in _lora().adapters(model):
+            name, colon, part = own.partition(":")
+            yield PublishedView(layout.name_of(name) + colon + part, tensor, view, torch.float32)
+
+
 def tensors(
     model: PreTrainedModel,
     *,
+    trained: bool | None = None,
     layout: CheckpointLayout | None = None,
     precision: Precision = "FP32",
-    trained: bool | None = None,
 ) -> dict[str, TensorBytes]:
-    """A copy of every tensor of the model as a checkpoint has it; of names that share one storage, the first. Adapters are left out.
-
-    `layout`: of the model's configuration. `trained`: those with a gradient only, or the others only.
-    """
-    layout = layout or CheckpointLayout(model.config)
-    dtype = published_dtype(precision)
-    writes = rank_of() == 0
-    return {
-        name: _bytes_of(part, dtype)
-        for own, tensor in _plain_tensors(model, trained=trained)
-        if writes
-        for name, part in layout.parts(own, tensor)
-    }
-
-
-def adapters(model: PreTrainedModel, *, layout: CheckpointLayout | None = None) -> dict[str, TensorBytes]:
-    """A copy of every adapter in float32, as `models/published.py` names them."""
-    layout = layout or CheckpointLayout(model.config)
-    writes = rank_of() == 0
-    named = ((name.partition(":"), tensor) for name, tensor in _lora().adapters(model) if writes)
-    return {
-        layout.name_of(own) + colon + part: _bytes_of(tensor, torch.float32) for (own, colon, part), tensor in named
-    }
+    """Copy what is published, whole, on rank 0; arguments as of `published_views`."""
+    views = published_views(model, trained=trained, layout=layout, precision=precision)
+    copies = copy_slices(views, gather=True)
+    return {one.name: TensorBytes(one.dtype, one.shape, one.data) for one in copies}
 
 
 def has_adapters(model: torch.nn.Module) -> bool:
@@ -132,9 +138,8 @@ def export(
         raise OSError(errno.EIO, str(error)) from error
 
 
-@torch.no_grad()
-def _plain_tensors(model: torch.nn.Module, *, trained: bool | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of the base model in full, one after the other."""
+def _plain_tensors(model: torch.nn.Module, *, trained: bool | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor of the base model, sharded as it is."""
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) in seen or trained not in {None, tensor.requires_grad}:
@@ -142,7 +147,7 @@ def _plain_tensors(model: torch.nn.Module, *, trained: bool | None = None) -> It
         seen.add(id(tensor))
         plain = _lora().base_name(name) if has_adapters(model) else name
         if plain is not None:
-            yield plain, full(tensor).detach()
+            yield plain, tensor
 
 
 def _lora() -> ModuleType:
@@ -157,15 +162,6 @@ def _plain(model: PreTrainedModel, whole: Mapping[str, TensorBytes], *, dtype: t
     plain = structure_of(model.config, dtype=dtype)
     Parameters(plain).load({name: as_bytes(as_tensor(tensor).to(dtype)) for name, tensor in whole.items()})
     return plain
-
-
-def _bytes_of(tensor: torch.Tensor, dtype: torch.dtype) -> TensorBytes:
-    """Copied once, whatever its device and format; what is given out nobody writes to."""
-    plain = tensor.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
-    found = as_bytes(plain)
-    if plain.data_ptr() == tensor.data_ptr():  # the model's own; by numpy, which takes huge pages
-        found = found._replace(data=np.frombuffer(found.data, dtype=np.uint8).copy().data)
-    return found._replace(data=found.data.toreadonly())
 
 
 def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

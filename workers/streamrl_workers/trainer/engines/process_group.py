@@ -169,6 +169,8 @@ class ProcessGroup:
         self._guard = HangGuard(exit_code=lambda loss: EXIT_RETRY if loss.silent else lost_code)
         self._worker: object = None
         self._broken = ""
+        self.addresses: list[str] = []
+        """host:port at which each other rank serves its weights, by rank; known once it is built."""
         self._listener = None if rendezvous.env.alone else _listen(rendezvous.env)
 
     @property
@@ -185,6 +187,11 @@ class ProcessGroup:
     def excused(self) -> bool:
         """Whether a rank is lost whose own end says why."""
         return self._lost is not None and not self._lost.silent
+
+    @property
+    def loss(self) -> RetryError | None:
+        """Why this process cannot continue, once a rank is lost."""
+        return None if self._lost is None else RetryError(self._lost.text)
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Be told why, at once or later and from another thread, when a rank is lost."""
@@ -211,7 +218,7 @@ class ProcessGroup:
     def build(self, create: Callable[[], object], *, facts: Payload, timeout_s: float) -> None:
         """Make the worker of every rank at the same time, once all others are ready for it; `facts` are what they need."""
         self._together(READY, [None] * self.size, own=lambda: None, timeout_s=timeout_s)
-        self._worker = self._together(BUILD, [facts] * self.size, own=create, timeout_s=timeout_s)[0]
+        self._worker, *self.addresses = self._together(BUILD, [facts] * self.size, own=create, timeout_s=timeout_s)
 
     def call(self, method: str, payloads: Sequence[Payload]) -> list[Payload]:
         """Call the method everywhere."""

@@ -14,8 +14,9 @@ from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.training import SimulatedTrainer
 from streamrl_workers.stream.packing import count_32
+from streamrl_workers.trainer.engines.engine import Kept
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics
-from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.hashing import SliceBytes, TensorBytes, as_slices
 
 _STATE_FILE = "simulated.json"
 _TENSOR = "weights"
@@ -75,6 +76,11 @@ class SimulatedTrainEngine:
     def states(self) -> Sequence[pb.TurnState]:
         """None: there is no algorithm."""
         return ()
+
+    def slices(self, *, attempt: int, step: int, kept: Sequence[Kept] = ()) -> Sequence[SliceBytes]:
+        """Return the tensors, each as one slice."""
+        del attempt, step, kept
+        return list(as_slices(self.tensors()))
 
     def tensors(self) -> dict[str, TensorBytes]:
         """Bytes that differ for each (seed, version): few of them, as those of a model do."""

@@ -34,7 +34,7 @@ from streamrl_workers.stream.packing import pack_float32
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
-from streamrl_workers.trainer.engines.engine import RankEnvironment
+from streamrl_workers.trainer.engines.engine import Kept, RankEnvironment
 from streamrl_workers.trainer.engines.forward import (
     Reference,
     UtteranceValueModel,
@@ -62,7 +62,7 @@ from streamrl_workers.trainer.engines.step_metrics import StepMetrics, is_traine
 from streamrl_workers.trainer.engines.training_step import create_training_step
 from streamrl_workers.trainer.engines.worker import RankModels, RankWorker
 from streamrl_workers.trainer.replay import create_replay
-from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.hashing import SliceBytes, TensorBytes
 
 _STORE_PORT = "store_port"
 
@@ -125,8 +125,14 @@ class TorchEngine:
         """Of earlier samples, by the replay buffer."""
         return [] if self._replay is None else self._replay.states(self._metrics.step)
 
+    def slices(self, *, attempt: int, step: int, kept: Sequence[Kept] = ()) -> Sequence[SliceBytes]:
+        """Copy on every rank; each of the others keeps what it holds."""
+        version = [attempt, step, [list(one) for one in kept]]
+        slices: list[SliceBytes] = everywhere(self._ranks, "slices", version)[0]
+        return slices
+
     def tensors(self) -> dict[str, TensorBytes]:
-        """Copies of all tensors; where names share one storage, the first; with adapters, the base and these."""
+        """Gather all tensors; where names share one storage, the first; with adapters, the base and these. No version is published by it."""
         tensors: dict[str, TensorBytes] = everywhere(self._ranks, "tensors")[0]
         return tensors
 

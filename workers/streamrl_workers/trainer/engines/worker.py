@@ -64,7 +64,8 @@ from streamrl_workers.trainer.engines.forward import (
 from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update, scored_sample
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of, sharded
-from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.trainer.engines.slices import copy_slices
+from streamrl_workers.weights.hashing import SliceBytes, TensorBytes
 
 _OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _CRITIC_FOLDER = "critic"
@@ -162,7 +163,7 @@ class RankWorker:
         self._probe = _probe_tokens(models, spec=spec)
         self._proved = False
         self._layout = CheckpointLayout(models.model.config)
-        self._base: dict[str, TensorBytes] | None = None  # what is not trained, as published; of rank 0
+        self._base: list[SliceBytes] | None = None  # what is not trained, this rank's slices as published
         self.begin(None)
 
     def begin(self, payload: None) -> None:
@@ -260,19 +261,23 @@ class RankWorker:
         del payload
         return self._diffs.raw()
 
-    def tensors(self, payload: None) -> dict[str, TensorBytes]:
-        """Copies of all tensors; where names share one storage (tied embeddings), the first name stands for both.
-
-        What is not trained is copied once: below adapters (`models/published.py`), before a side path.
-        """
+    def slices(self, payload: Payload) -> list[SliceBytes]:
+        """Copy this rank's slices of what is published (`slices.py`); the payload is for who keeps them. What is not trained is copied once: below adapters, before a side path."""
         del payload
         if self._base is None:
-            self._base = model_files.tensors(self._model, layout=self._layout, precision=self._precision, trained=False)
-        if model_files.has_adapters(self._model):
-            return self._base | model_files.adapters(self._model, layout=self._layout)
-        return self._base | model_files.tensors(
-            self._model, layout=self._layout, precision=self._precision, trained=True
+            self._base = self._copied(trained=False)
+        return [*self._base, *self._copied(trained=True)]
+
+    def _copied(self, *, trained: bool) -> list[SliceBytes]:
+        views = model_files.published_views(
+            self._model, layout=self._layout, precision=self._precision, trained=trained
         )
+        return copy_slices(views)
+
+    def tensors(self, payload: None) -> dict[str, TensorBytes]:
+        """Copy all that is published, whole, on rank 0; where names share one storage (tied embeddings), the first name stands for both."""
+        del payload
+        return model_files.tensors(self._model, layout=self._layout, precision=self._precision)
 
     def probe(self, payload: None) -> dict[str, TensorBytes]:
         """Log-probs of fixed tokens as `models/probe.py` publishes them; of rank 0, and a collective."""
