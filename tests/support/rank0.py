@@ -57,6 +57,7 @@ def main() -> int:
             spec=settings.spec,
             model_path=settings.model_path,
             threads=1,
+            run_dir=settings.run_dir,
             env=settings.env,
             ranks=ranks.gather(),
         )

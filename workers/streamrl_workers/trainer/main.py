@@ -192,6 +192,7 @@ def _prepare(
             model_path=settings.model_path,
             base_dir=settings.base_dir,
             threads=settings.threads,
+            run_dir=settings.run_dir,
             env=settings.env,
             ranks=gathered,
         )

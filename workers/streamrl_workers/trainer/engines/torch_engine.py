@@ -43,6 +43,7 @@ from streamrl_workers.trainer.engines.forward import (
     logprob_diff_metrics,
 )
 from streamrl_workers.trainer.engines.memory import check_memory
+from streamrl_workers.trainer.engines.pass_memory import CudaMemory, PassMemory, longest_tokens
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.setup import EngineSetup
@@ -77,19 +78,24 @@ class TorchEngine:
         self._metrics = StepMetrics(step=0)
         self._replay = create_replay(spec)
         self._fresh: list[pb.Sample] = []
+        self._spec, self._rehearsed = spec, False
 
     def begin_step(self, step: int, *, attempt: int) -> None:
         """Begin with gradients and sums of zero."""
         self._metrics = StepMetrics(step=step)
         self._step.begin(step, attempt=attempt)
-        everywhere(self._ranks, "begin")
+        self._step.limit(everywhere(self._ranks, "begin"))
         self._fresh = []
         if self._replay is not None:
             for group in self._replay.draw(step):
                 self._step.add(group)
 
     def add(self, groups: Sequence[pb.Group]) -> None:
-        """Count groups; their samples wait for a micro-step."""
+        """Count groups; their samples wait for a micro-step. The first ones are rehearsed."""
+        if groups and not self._rehearsed:
+            longest = longest_tokens([sample for group in groups for sample in group.samples], spec=self._spec)
+            self._step.limit(everywhere(self._ranks, "rehearse", longest))
+            self._rehearsed = True
         for group in groups:
             self._metrics.add(group)
             self._step.add(group)
@@ -192,7 +198,10 @@ def _worker_of(setup: EngineSetup, *, device: torch.device, mesh: DeviceMesh | N
     if setup.model_path is None:
         raise UserError(field=ENV_MODEL_PATH, rule="is required by trainer engine torch")
     models = build_models(setup.spec, model_path=setup.model_path, base_dir=setup.base_dir, device=device, mesh=mesh)
-    return RankWorker(models, spec=setup.spec)
+    measured = CudaMemory(device) if device.type == "cuda" else None
+    return RankWorker(
+        models, spec=setup.spec, memory=PassMemory(spec=setup.spec, device=measured, run_dir=setup.run_dir)
+    )
 
 
 def _prepare_torch(setup: EngineSetup) -> None:
