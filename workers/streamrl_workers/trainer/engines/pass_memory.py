@@ -13,6 +13,7 @@ the estimate before the model is loaded (`memory.py`).
 - A sample that does not fit alone will not fit a new process: the run ends at once.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -106,7 +107,7 @@ class PassMemory:
 
     def __init__(self, *, spec: RLJobSpec, device: DeviceMemory | None, run_dir: Path | None) -> None:
         """`device`: None where nothing is measured. `run_dir`: where the limit of a restarted group lies; None: nowhere."""
-        self._trainer = spec.trainer.model_dump_json()
+        self._settings = hashlib.sha256(spec.trainer.model_dump_json().encode()).hexdigest()
         self._checkpoints_activations = spec.trainer.activation_checkpointing
         self._device = device
         self._path = None if run_dir is None else run_dir / DIR_MEMORY / f"{rank_of()}.json"
@@ -185,9 +186,9 @@ class PassMemory:
         if self._path is None or not self._path.exists():
             return None
         found = read_json(self._path)
-        return int(found["tokens"]) if found["trainer"] == self._trainer else None
+        return int(found["tokens"]) if found["settings"] == self._settings else None
 
     def _keep(self, tokens: int) -> None:
         assert self._path is not None, "checked before"
         self._path.parent.mkdir(exist_ok=True)
-        write_json_atomically(self._path, {"tokens": tokens, "trainer": self._trainer})
+        write_json_atomically(self._path, {"tokens": tokens, "settings": self._settings})

@@ -63,6 +63,7 @@ from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update
 from streamrl_workers.trainer.engines.pass_memory import MAY_BE_MEMORY, PassMemory
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of
+from streamrl_workers.trainer.engines.throughput import Throughput
 from streamrl_workers.weights.hashing import TensorBytes
 
 _CRITIC_FOLDER = "critic"
@@ -156,6 +157,7 @@ class RankWorker:
         self._precision = spec.trainer.precision
         self._temperature = spec.task.sampling.temperature
         self._device = compute_device(models.model)
+        self._throughput = Throughput(models.model, device=self._device, precision=spec.trainer.precision)
         self._switch = rope_switch(models.model.config)
         self._forward = Forward(models.model, temperature=self._temperature)
         self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
@@ -173,6 +175,7 @@ class RankWorker:
         kl = self._algorithm.reference_kl
         self._sums = ForwardMetrics(self._device, estimator=kl.estimator if kl else "K3")
         self._diffs = LogprobDiff(self._device, pools=self._pools)
+        self._throughput.begin()
         self._zero()
         optimisers = (optimiser for _, _, optimiser in self._states(Path()))
         return self._memory.room_tokens(owed_bytes=sum(optimiser.owed_bytes for optimiser in optimisers))
@@ -231,12 +234,13 @@ class RankWorker:
         counts = [sample.trained for sample in samples]
         critic = self._critic
         has_copy = isinstance(critic, UtteranceValueModel)
-        columns = {
-            "proximal_N": self._forward.logprobs(batch),
-            "reference_N": self._reference_logprobs(batch),
-            "values_N": None if critic is None else critic_values(critic, batch),
-            "target_values_N": critic_values(critic, batch, target=True) if critic and has_copy else None,
-        }
+        with self._throughput.during("forward"):
+            columns = {
+                "proximal_N": self._forward.logprobs(batch),
+                "reference_N": self._reference_logprobs(batch),
+                "values_N": None if critic is None else critic_values(critic, batch),
+                "target_values_N": critic_values(critic, batch, target=True) if critic and has_copy else None,
+            }
         rows = {name: _rows(column, counts=counts) for name, column in columns.items() if column is not None}
         return [{name: row[number] for name, row in rows.items()} for number in range(len(counts))]
 
@@ -249,13 +253,14 @@ class RankWorker:
             "skipped_nonfinite_steps": 0.0,
             "critic_gradient_norm": 0.0,
         }
-        if update.policy:
-            numbers |= self._optimiser.step(update.step, scale=update.scale)
-        if self._critic_optimiser is not None and update.critic:
-            critic = self._critic_optimiser.step(update.step, scale=update.critic_scale)
-            self._follow()
-            numbers["critic_gradient_norm"] = critic["gradient_norm"]
-            numbers["skipped_nonfinite_steps"] += critic["skipped_nonfinite_steps"]
+        with self._throughput.during("optimiser"):
+            if update.policy:
+                numbers |= self._optimiser.step(update.step, scale=update.scale)
+            if self._critic_optimiser is not None and update.critic:
+                critic = self._critic_optimiser.step(update.step, scale=update.critic_scale)
+                self._follow()
+                numbers["critic_gradient_norm"] = critic["gradient_norm"]
+                numbers["skipped_nonfinite_steps"] += critic["skipped_nonfinite_steps"]
         return numbers
 
     def _follow(self) -> None:
@@ -273,6 +278,11 @@ class RankWorker:
         """The step's sums on this rank."""
         del payload
         return self._sums.raw()
+
+    def throughput(self, payload: None) -> dict[str, float]:
+        """Clocks and counts of the step on this rank."""
+        del payload
+        return self._throughput.raw()
 
     def logprob_diffs(self, payload: None) -> list[list[float]]:
         """The step's sums by pool and version lag on this rank."""
@@ -354,14 +364,17 @@ class RankWorker:
     def _accumulate(self, samples: Sequence[PackedSample], *, policy: bool, critic: bool, counted: bool = True) -> None:
         """`counted`: in the step's sums."""
         batch = self._batch(samples)
-        passed = self._policy_pass(batch) if policy else None
-        errors = self._value_loss(batch) if critic else None
+        with self._throughput.during("forward"):
+            passed = self._policy_pass(batch) if policy else None
+            errors = self._value_loss(batch) if critic else None
         nothing = torch.zeros((), device=self._device)
         total = nothing if passed is None else passed[0]
-        torch.autograd.backward([loss for loss in (total, errors) if loss is not None and loss.requires_grad])
+        with self._throughput.during("backward"):
+            torch.autograd.backward([loss for loss in (total, errors) if loss is not None and loss.requires_grad])
         if not counted:
             return
         if passed is not None:
+            self._throughput.add(samples, places=batch.inputs_BL.numel())
             _, tokens, loss, entropy_N = passed
             self._sums.add(tokens, loss=loss, entropy_N=entropy_N)
             if self._algorithm.compares:
@@ -402,13 +415,14 @@ class RankWorker:
 
     def _batch(self, samples: Sequence[PackedSample]) -> MicroBatch:
         whole = isinstance(self._critic, UtteranceValueModel)
-        return make_batch(
-            samples or [DUMMY],
-            aggregation=self._algorithm.aggregation,
-            device=self._device,
-            whole=whole,
-            switch=self._switch,
-        )
+        with self._throughput.during("data"):
+            return make_batch(
+                samples or [DUMMY],
+                aggregation=self._algorithm.aggregation,
+                device=self._device,
+                whole=whole,
+                switch=self._switch,
+            )
 
     def _zero(self) -> None:
         self._accumulated: list[tuple[Sequence[PackedSample], bool, bool]] = []
