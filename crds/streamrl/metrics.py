@@ -261,7 +261,7 @@ SCHEDULER = MetricTable(
             _gauge("padding_ratio", "Share of padding in the last step's passes.", unit="ratio"),
             _gauge(
                 "pass_seconds",
-                "Time of the last step by part: data, forward, backward, optimiser; mean of the ranks.",
+                "Time of the last step by part: data, forward, backward, collectives (within these two), optimiser; mean of the ranks.",
                 unit="seconds",
                 by="part",
             ),

@@ -79,6 +79,7 @@ TRAINER_NUMBERS = {
     "data_seconds": "Time of making batches; mean of the ranks, as the following ones.",
     "forward_seconds": "Time of forward passes.",
     "backward_seconds": "Time of backward passes, with what they recompute.",
+    "collectives_seconds": "Time of the exchanges of shards, which run within forward and backward; on a GPU beside them.",
     "optimiser_seconds": "Time of the optimiser.",
     "replayed_groups": "Groups that the step drew from the replay buffer.",
     "replayed_samples": "Samples of these groups.",

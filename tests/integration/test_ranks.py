@@ -67,6 +67,8 @@ def test_two_ranks_equal_one(
     with RankTeam(tmp_path / "two", size=2, model=model, rule=rule, **job, **only_two) as team:
         assert team.answer() == "ready"
         metrics, tensors = team.steps(STEPS, groups=GROUPS), team.tensors("two")
+        measured = team.ask(do="throughput")
+        assert 0 < measured["collectives_seconds"] < measured["forward_seconds"] + measured["backward_seconds"]
         assert team.leave() == [0, 0], team.log(1)
         assert "Warning" not in team.log(0)
     for step in range(STEPS):

@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from support.rank_team import RankTeam
 from support.tiny_folder import tiny_folder
 
-pytestmark = pytest.mark.timeout(600)  # as test_ranks.py
+pytestmark = [pytest.mark.timeout(600), pytest.mark.soak]  # four processes load torch, as in test_ranks.py
 
 FAR_S = 3600.0
 ENDS_S = 60.0

@@ -19,7 +19,7 @@ from support.trainer_groups import make_group
 
 
 def act(engine: TrainEngine, command: dict[str, Any]) -> Any:
-    """One command: `step`, `tensors`, `save`, `load` or `export`."""
+    """One command: `step`, `throughput`, `tensors`, `save`, `load` or `export`."""
     if command["do"] == "step":
         engine.begin_step(command["step"], attempt=1)
         for number in range(command["groups"]):
@@ -28,6 +28,8 @@ def act(engine: TrainEngine, command: dict[str, Any]) -> Any:
             engine.add([make_group(100 * command["step"] + number, step=command["step"], rewards=rewards)])
             engine.advance(idle=True)
         return engine.finish_step()
+    if command["do"] == "throughput":
+        return engine.throughput()
     if command["do"] == "tensors":
         return write_tensors(engine, Path(command["folder"]))
     Path(command["folder"]).mkdir(exist_ok=True)

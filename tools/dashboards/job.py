@@ -159,7 +159,7 @@ def _speed() -> list[Panel]:
             unit="s",
             says=Advice(
                 good="backward takes twice as long as forward, the others little.",
-                otherwise="much data: fewer, longer passes; much optimiser: more groups a step.",
+                otherwise="much data: fewer, longer passes; much of collectives: a faster link; much optimiser: more groups a step.",
             ),
         ),
         curves(

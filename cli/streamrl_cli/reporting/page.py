@@ -240,8 +240,10 @@ def all_charts(run: RunData) -> list[Chart]:
         ),
         (
             "Passes",
-            "Seconds of each step by part, mean of the ranks.",
-            _told_by_trainer(run, {part: f"{part}_seconds" for part in ("data", "forward", "backward", "optimiser")}),
+            "Seconds of each step by part, mean of the ranks. Collectives run within forward and backward.",
+            _told_by_trainer(
+                run, {part: f"{part}_seconds" for part in ("data", "forward", "backward", "collectives", "optimiser")}
+            ),
         ),
         (
             "Staleness",

@@ -34,7 +34,7 @@ _TRAINING = {
     "padding_share": "padding_ratio",
 }
 """Of a step's line, in `trainer` -> metric."""
-_PARTS = ("data", "forward", "backward", "optimiser")
+_PARTS = ("data", "forward", "backward", "collectives", "optimiser")
 """Of a step's time; in `trainer` with `_seconds`."""
 _FORWARD = {
     "entropy": "entropy_nats",

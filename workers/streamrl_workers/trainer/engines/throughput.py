@@ -9,8 +9,8 @@ trained, B weights of the body, H of the head, L layers, h heads of size d:
 
 Embeddings that are only looked up, recomputed activations, the reference, the critic and padding are not counted: they lower the utilisation.
 
-On a GPU parts are measured by CUDA events, which are read when the step is over: no pass waits for them. The collectives of shards run beside
-forward and backward, and the share that is waited for is counted there.
+On a GPU parts are measured by CUDA events, which are read when the step is over: no pass waits for them. The collectives of shards run within
+forward and backward, whose time has the share that is waited for.
 """
 
 import time
@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 
 from streamrl_workers.trainer.engines.packing import PackedSample
 
-Part = Literal["data", "forward", "backward", "optimiser"]
-PARTS: tuple[Part, ...] = ("data", "forward", "backward", "optimiser")
+Part = Literal["data", "forward", "backward", "collectives", "optimiser"]
+PARTS: tuple[Part, ...] = ("data", "forward", "backward", "collectives", "optimiser")
 
 _TERA = 1e12
 _PEAKS: Mapping[str, Mapping[str, float]] = {

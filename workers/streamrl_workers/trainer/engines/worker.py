@@ -24,6 +24,7 @@ import random
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from streamrl_workers.models.rope import rope_switch
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm, TokenBatch, TokenLoss
 from streamrl_workers.trainer.engines import model_files
+from streamrl_workers.trainer.engines.collectives import measure_collectives
 from streamrl_workers.trainer.engines.forward import (
     Forward,
     ForwardMetrics,
@@ -158,6 +160,9 @@ class RankWorker:
         self._temperature = spec.task.sampling.temperature
         self._device = compute_device(models.model)
         self._throughput = Throughput(models.model, device=self._device, precision=spec.trainer.precision)
+        for one in (models.model, models.critic):
+            if one is not None:
+                measure_collectives(one, clock=partial(self._throughput.during, "collectives"))
         self._switch = rope_switch(models.model.config)
         self._forward = Forward(models.model, temperature=self._temperature)
         self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
