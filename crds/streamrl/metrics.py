@@ -252,6 +252,19 @@ SCHEDULER = MetricTable(
             _gauge("masked_ratio", "Share of the last step's tokens that the correction masked.", unit="ratio"),
             _gauge("gradient_norm", "Norm of the gradient in the last step, before clipping; mean over its updates."),
             _gauge("learning_rate", "Learning rate of the last update."),
+            _gauge(
+                "mfu_ratio",
+                "Model FLOPs utilisation of the trainer's devices in the last step; NaN where their peak is not known.",
+                unit="ratio",
+            ),
+            _gauge("trainer_tokens_per_second", "Tokens of the last step's passes a second in which they ran."),
+            _gauge("padding_ratio", "Share of padding in the last step's passes.", unit="ratio"),
+            _gauge(
+                "pass_seconds",
+                "Time of the last step by part: data, forward, backward, collectives (within these two), optimiser; mean of the ranks.",
+                unit="seconds",
+                by="part",
+            ),
             _counter("skipped_nonfinite_updates", "Updates that were left out, since the gradient was no number."),
             _gauge(
                 "train_infer_logprob_diff_mean_nats",

@@ -92,6 +92,8 @@ def test_two_ranks_equal_one(
         assert team.answer() == "ready"
         metrics, tensors = team.steps(STEPS, groups=GROUPS), team.tensors("two")
         check_published(team, tensors)
+        measured = team.ask(do="throughput")
+        assert 0 < measured["collectives_seconds"] < measured["forward_seconds"] + measured["backward_seconds"]
         assert team.leave() == [0, 0], team.log(1)
         assert "Warning" not in team.log(0)
     for step in range(STEPS):

@@ -57,7 +57,7 @@ class PublishedWeights:
 
 
 def act(engine: TrainEngine, command: dict[str, Any], *, weights: PublishedWeights | None = None) -> Any:
-    """One command: `step`, `tensors`, `copy`, `publish`, `save`, `load` or `export`."""
+    """One command: `step`, `throughput`, `tensors`, `copy`, `publish`, `save`, `load` or `export`."""
     if command["do"] == "step":
         engine.begin_step(command["step"], attempt=1)
         for number in range(command["groups"]):
@@ -66,6 +66,8 @@ def act(engine: TrainEngine, command: dict[str, Any], *, weights: PublishedWeigh
             engine.add([make_group(100 * command["step"] + number, step=command["step"], rewards=rewards)])
             engine.advance(idle=True)
         return engine.finish_step()
+    if command["do"] == "throughput":
+        return engine.throughput()
     if command["do"] == "tensors":
         return write_tensors(engine, Path(command["folder"]))
     if command["do"] == "copy":
@@ -101,6 +103,7 @@ def main() -> int:
             spec=settings.spec,
             model_path=settings.model_path,
             threads=1,
+            run_dir=settings.run_dir,
             env=settings.env,
             ranks=ranks.gather(),
         )

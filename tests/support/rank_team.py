@@ -31,7 +31,7 @@ class RankTeam:
 
     def __init__(self, folder: Path, *, size: int, model: Path, **job: Any) -> None:
         self.folder = folder
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)  # a team that restarts finds what the last one kept
         (folder / keys.FILE_JOB).write_text(json.dumps(_document(**job)))
         shared = {
             keys.ENV_RUN_DIR: str(folder),

@@ -15,6 +15,7 @@ from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines.forward import UtteranceValueModel, ValueModel
+from streamrl_workers.trainer.engines.pass_memory import PassMemory
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, frozen
 from streamrl_workers.trainer.engines.worker import RankModels, RankWorker
@@ -64,7 +65,7 @@ def _policy(seed: int = 0, hidden_size: int = 16) -> Qwen2ForCausalLM:
     return model
 
 
-def tiny_worker(spec: RLJobSpec, **model: int) -> RankWorker:
+def tiny_worker(spec: RLJobSpec, *, memory: PassMemory | None = None, **model: int) -> RankWorker:
     """The only rank."""
     algorithm = create_algorithm(spec)
     parts = RankModels(
@@ -74,7 +75,7 @@ def tiny_worker(spec: RLJobSpec, **model: int) -> RankWorker:
         reference=frozen(_policy(REFERENCE_SEED)) if algorithm.reference_kl and not spec.trainer.reference else None,
         critic=_critic_of(algorithm),
     )
-    return RankWorker(parts, spec=spec)
+    return RankWorker(parts, spec=spec, memory=memory)
 
 
 def _critic_of(algorithm: Algorithm) -> ValueModel | None:

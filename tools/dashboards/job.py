@@ -144,6 +144,25 @@ def _speed() -> list[Panel]:
             says=Advice(good="flat.", otherwise="it grows with the answers' length: see the heat map in Bubbles."),
         ),
         curves(
+            "How full the trainer's devices are",
+            of_scheduler("mfu_ratio", "model FLOPs utilisation"),
+            of_scheduler("padding_ratio", "padding"),
+            unit="percentunit",
+            says=Advice(
+                good="utilisation of 30 % and more; little padding. Without a known peak there is no utilisation.",
+                otherwise="raise microBatchTokens, or use BF16; see the parts beside it.",
+            ),
+        ),
+        curves(
+            "Time of a step's passes",
+            of_scheduler("pass_seconds", "{{part}}", by="part"),
+            unit="s",
+            says=Advice(
+                good="backward takes twice as long as forward, the others little.",
+                otherwise="much data: fewer, longer passes; much of collectives: a faster link; much optimiser: more groups a step.",
+            ),
+        ),
+        curves(
             "Samples on their way",
             Query(expr=f"sum(streamrl_queue_samples{{{JOB}}})", legend="wait for a slot"),
             Query(expr=f"sum(streamrl_running_samples{{{JOB}}})", legend="in a slot"),

@@ -238,6 +238,18 @@ def all_charts(run: RunData) -> list[Chart]:
         ),
         ("Throughput", "Tokens trained a second.", _lines_of(run, {"tokens/s": "tokens_per_s"})),
         (
+            "Devices of the trainer",
+            "Model FLOPs utilisation while the trainer computes (0: the device's peak is not known), and share of padding.",
+            _told_by_trainer(run, {"utilisation": "mfu", "padding": "padding_share"}),
+        ),
+        (
+            "Passes",
+            "Seconds of each step by part, mean of the ranks. Collectives run within forward and backward.",
+            _told_by_trainer(
+                run, {part: f"{part}_seconds" for part in ("data", "forward", "backward", "collectives", "optimiser")}
+            ),
+        ),
+        (
             "Staleness",
             "Age in steps of the samples of each step.",
             _lines_of(run, {"mean": "staleness_mean", "max": "staleness_max"}),

@@ -12,8 +12,8 @@ Loops: following (here), the link's reader and beats (`engines/rank_link.py`), b
 
     following  consumes: frames    produces: answers    waits for: rank 0    unblocked by: END, a lost link
 
-Owns: wiring, exit codes (0 rank 0 said so, or asked to end together with it; 2 user error; 75 rank 0 is gone, 76 if it is on another node).
-Invariants: nothing is decided here, and nothing is kept but this rank's part of what rank 0 has saved. SIGTERM alone ends
+Owns: wiring, exit codes (0 rank 0 said so, or asked to end together with it; 2 user error; 75 rank 0 is gone, or memory ran out once, 76 if it is on another node).
+Invariants: nothing is decided here but the end of a rank whose memory ran out in a pass, and nothing is kept but this rank's part of what rank 0 has saved. SIGTERM alone ends
 nothing: rank 0 gets it too and may still need this rank for the last checkpoint.
 """
 
@@ -28,8 +28,8 @@ from streamrl.errors import EXIT_DONE, UserError
 from streamrl_workers.metrics.bubbles import Part, Recorder, WallState, idle
 from streamrl_workers.process.daemon_thread import run_in_thread
 from streamrl_workers.process.shutdown import on_terminate
-from streamrl_workers.trainer.engines.engine import RankLostError
-from streamrl_workers.trainer.engines.process_group import BUILD, READY, HangGuard, join
+from streamrl_workers.trainer.engines.engine import RankLostError, RetryError
+from streamrl_workers.trainer.engines.process_group import BUILD, PASSES, READY, HangGuard, join
 from streamrl_workers.trainer.engines.rank_link import (
     Frame,
     FrameKind,
@@ -65,6 +65,8 @@ class FollowerRank:
         self._link: RankLink | None = None
         self._make_worker: Any = None
         self._worker: Any = None
+        self._failed: UserError | RetryError | None = None
+        """Why the last call has failed, where that says how this process ends."""
         self.terminated = False
 
     @property
@@ -82,7 +84,12 @@ class FollowerRank:
         log.info("asked to end: rank 0 says when")
 
     def run(self) -> None:
-        """Join and follow. Raises RankLostError when rank 0 is gone."""
+        """Join and follow.
+
+        Raises:
+            RankLostError: rank 0 is gone.
+            UserError, RetryError: this rank failed within a pass; its end wakes the others, which wait in a collective.
+        """
         self._link = join(self._settings.rendezvous, on_lost=self._guard.lost)
         importlib.import_module(_ENGINE)  # seconds, while rank 0 does the same
         try:
@@ -103,6 +110,8 @@ class FollowerRank:
         called = getattr(self if method in (READY, BUILD, _SLICES) else self._worker, method)
         kind, answer = self._tried(lambda: called(payload), part=_PARTS.get(method, "busy"))
         link.send(kind, encode(answer))
+        if self._failed is not None and method in PASSES:
+            raise self._failed
 
     def get_ready(self, payload: None) -> None:
         """As far as this rank can come alone."""
@@ -113,6 +122,7 @@ class FollowerRank:
             model_path=settings.model_path,
             base_dir=settings.base_dir,
             threads=settings.threads,
+            run_dir=settings.run_dir,
             env=settings.env,
         )
         self._make_worker = importlib.import_module(_ENGINE).create_follower(setup)
@@ -133,7 +143,10 @@ class FollowerRank:
         try:
             with self._guard, self._recorder.during(part):
                 return FrameKind.ANSWER, work()
-        except (UserError, OSError) as error:
+        except (UserError, RetryError) as error:
+            self._failed = error
+            return FrameKind.ERROR, describe_error(error)
+        except OSError as error:
             return FrameKind.ERROR, describe_error(error)
         except Exception as error:
             log.exception("a call of rank 0 has failed")

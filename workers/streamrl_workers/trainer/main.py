@@ -177,6 +177,7 @@ def _prepare(
             model_path=settings.model_path,
             base_dir=settings.base_dir,
             threads=settings.threads,
+            run_dir=settings.run_dir,
             env=settings.env,
             ranks=gathered,
         )

@@ -222,6 +222,7 @@ class StepLoop:
             metrics = engine.finish_step()
         metrics |= {f"initial_{name}": loss for name, loss in initial.items()} | self._held_out_loss(step + 1)
         self.history = self.history.with_step(group_ids)
+        metrics |= engine.throughput()
         metrics["step_seconds"] = time.monotonic() - begun_s
         with self.recorder.during("weights"):
             metrics |= self._stalls(publishing)

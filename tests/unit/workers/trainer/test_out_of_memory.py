@@ -1,7 +1,9 @@
-"""A micro-step for which the memory does not suffice is computed in halves: the same gradients, the same numbers."""
+"""Passes that the memory does not hold: measured and cut before, computed in halves, or the line that says what to set."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +11,15 @@ import torch
 
 from streamrl.errors import UserError
 from streamrl.spec import RLJobSpec
-from streamrl_workers.trainer.engines import worker as worker_module
+from streamrl_workers.trainer.algorithms import create_algorithm
+from streamrl_workers.trainer.engines import sharding
+from streamrl_workers.trainer.engines.engine import RetryError
 from streamrl_workers.trainer.engines.packing import PackedSample, pack_sample
+from streamrl_workers.trainer.engines.pass_memory import PassMemory
+from streamrl_workers.trainer.engines.step_metrics import StepMetrics
+from streamrl_workers.trainer.engines.training_step import create_training_step
 from streamrl_workers.trainer.engines.worker import RankWorker
+from support.counted_memory import CountedMemory
 from support.tiny_trainer import engine_on, tiny_worker
 from support.trainer_groups import make_group, trainer_spec
 
@@ -31,15 +39,29 @@ def _samples(group: int) -> list[PackedSample]:
     return [one for t in make_group(group).samples for one in pack_sample(t, step=0, attempt=1, advantage=0.5)]
 
 
-def _narrow(spec: RLJobSpec, *, rows: int, error: type[Exception] = torch.OutOfMemoryError) -> RankWorker:
+def _gpu_error() -> None:
+    raise torch.OutOfMemoryError("injected")
+
+
+def _python_error() -> None:
+    raise MemoryError
+
+
+def _processor_error() -> None:
+    torch.empty(2**50)
+
+
+def _narrow(
+    spec: RLJobSpec, *, rows: int, error: Callable[[], None] = _gpu_error, memory: PassMemory | None = None
+) -> RankWorker:
     """A worker whose policy takes at most so many sequences at once."""
-    worker = tiny_worker(spec)
+    worker = tiny_worker(spec, memory=memory)
     model = worker._model
     wide: Callable[..., Any] = model.forward
 
     def forward(inputs_BL: torch.Tensor, **rest: Any) -> Any:
         if len(inputs_BL) > rows:
-            raise error("injected")
+            error()
         return wide(inputs_BL, **rest)
 
     model.forward = forward
@@ -59,9 +81,11 @@ def _same_gradients(found: RankWorker, expected: RankWorker) -> None:
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, MemoryError])
+@pytest.mark.parametrize("error", [_gpu_error, _python_error, _processor_error])
 @pytest.mark.parametrize("rule", JOBS)
-def test_a_step_in_halves_is_the_same_step(rule: str, error: type[Exception], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_in_halves_is_the_same_step(
+    rule: str, error: Callable[[], None], caplog: pytest.LogCaptureFixture
+) -> None:
     spec = trainer_spec(rule=rule, **JOBS[rule])
     whole, narrow = tiny_worker(spec), _narrow(spec, rows=3, error=error)
     expected = _step(whole, spec)
@@ -111,18 +135,136 @@ def test_gradients_that_no_backward_pass_has_touched_are_kept() -> None:
 def test_a_sample_that_does_not_fit_alone_is_the_users_error() -> None:
     worker = _narrow(trainer_spec(), rows=0)
     with pytest.raises(
-        UserError,
-        match=r"^spec.trainer.microBatchTokens: is more than the memory holds: a pass of \d+ tokens \(1 samples",
+        UserError, match=r"^spec.task.sampling.maxTokens: allows samples .* one of \d+ tokens did not fit alone; lower"
     ):
         worker.accumulate(_samples(1))
 
 
-def test_several_ranks_end_with_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_module, "sharded", lambda: True)
-    worker = _narrow(trainer_spec(), rows=2)
+def test_a_pass_that_failed_makes_the_next_step_pack_less() -> None:
+    spec = trainer_spec()
+    worker = _narrow(spec, rows=2)
+    assert worker.begin(None) is None
+    worker.accumulate(samples := _samples(1))
+    assert worker.begin(None) == 4 * max(sample.inputs for sample in samples) // 2
+
+
+@pytest.fixture
+def _sharded() -> Iterator[None]:
+    """A process group of one, as with CPU offload."""
+    sharding.mesh_of_one(torch.device("cpu"))
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_sharded")
+@pytest.mark.parametrize("method", ["accumulate", "prepare"])
+def test_among_shards_the_group_restarts_once_with_half_the_tokens(tmp_path: Path, method: str) -> None:
+    """Then the line: a third process would fail like the second. Other settings begin anew."""
+
+    def live(**trainer: Any) -> RankWorker:
+        spec = trainer_spec(**trainer)
+        return _narrow(spec, rows=2, memory=PassMemory(spec=spec, device=None, run_dir=tmp_path))
+
+    first, samples = live(), _samples(1)
+    tokens = 4 * max(sample.inputs for sample in samples)
     with pytest.raises(
-        UserError, match=r"did not fit, and none is cut with several ranks or cpuOffload; lower it, or set"
+        RetryError, match=rf"a pass of {tokens} tokens .* restarting with passes of {tokens // 2} tokens"
     ):
-        worker.accumulate(_samples(1))
-    with pytest.raises(UserError, match=r"none is cut with several ranks"):
-        worker.prepare(_samples(1))
+        getattr(first, method)(samples)
+    second = live()
+    assert second.begin(None) == tokens // 2
+    with pytest.raises(UserError, match=r"^spec.trainer.microBatchTokens: is more than the memory of rank 0 holds"):
+        getattr(second, method)(samples)
+    assert live(activationCheckpointing=True).begin(None) is None
+
+
+@pytest.mark.usefixtures("_sharded")
+def test_among_shards_a_sample_alone_is_no_retry(tmp_path: Path) -> None:
+    spec = trainer_spec()
+    worker = _narrow(spec, rows=0, memory=PassMemory(spec=spec, device=None, run_dir=tmp_path))
+    with pytest.raises(UserError, match=r"^spec.task.sampling.maxTokens: .* did not fit alone"):
+        worker.accumulate(_samples(1)[:1])
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_errors_of_a_pass_stay_what_they_are() -> None:
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match=r"^a bug$"):
+        _narrow(trainer_spec(), rows=0, error=broken).accumulate(_samples(1))
+
+
+def _measured(spec: RLJobSpec, memory: CountedMemory) -> RankWorker:
+    return tiny_worker(spec, memory=PassMemory(spec=spec, device=memory, run_dir=None))
+
+
+@pytest.mark.parametrize("rule", JOBS)
+def test_passes_that_would_not_fit_are_cut_before(rule: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Half the memory that the job's own passes take: the rehearsal measures it, and no pass fails."""
+    spec = trainer_spec(rule=rule, **JOBS[rule])
+    with CountedMemory() as unlimited:
+        expected = _step(_measured(spec, unlimited), spec)
+    assert "the memory holds" not in caplog.text
+    caplog.clear()
+    with CountedMemory(limit_bytes=unlimited.peak_bytes() // 2) as memory:
+        found = _step(_measured(spec, memory), spec)
+    assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert "instead of spec.trainer.microBatchTokens (16384)" in caplog.text
+    assert "did not fit" not in caplog.text
+
+
+def test_a_rehearsal_leaves_nothing_behind() -> None:
+    spec = trainer_spec(rule="archer")
+    with CountedMemory() as memory:
+        worker = _measured(spec, memory)
+        room = worker.rehearse(40)
+    assert room
+    assert room > 10**6
+    assert not any(gradient.any() for gradient in worker.gradients().values())
+    assert not any(worker.measured(None))
+
+
+def test_a_sample_that_can_never_fit_ends_the_run_before_the_first_step() -> None:
+    spec = trainer_spec()
+    with CountedMemory() as unlimited:
+        worker = _measured(spec, unlimited)
+        before = unlimited.used_bytes()
+        worker.rehearse(64)
+        needed = unlimited.peak_bytes()
+    with CountedMemory(limit_bytes=(before + needed) // 2) as memory:
+        engine = engine_on(_measured(spec, memory), spec=spec)
+        engine.begin_step(0, attempt=1)
+        with pytest.raises(UserError, match=r"^spec.task.sampling.maxTokens: .* one of 63 tokens did not fit alone"):
+            engine.add([make_group(0)])
+
+
+class _Rooms:
+    """Two ranks that differ in what they hold."""
+
+    size = 2
+
+    def __init__(self, *rooms: int | None) -> None:
+        self.rooms = rooms
+        self.passed: list[int] = []
+
+    def call(self, method: str, payloads: Any) -> list[Any]:
+        """Answer, and count the tokens of passes."""
+        if method == "accumulate":
+            self.passed += [len(batch) * max(sample.inputs for sample in batch) for batch in payloads if batch]
+        numbers = {"gradient_norm": 0.0, "learning_rate": 0.0, "skipped_nonfinite_steps": 0.0}
+        return {"begin": list(self.rooms), "update": [numbers] * 2}.get(method, [None, None])
+
+
+def test_all_ranks_pack_for_the_one_with_the_least_room(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    spec = trainer_spec()
+    for rooms, most in (((None, None), 16_384), ((400, 60), 60), ((60, None), 60)):
+        ranks = _Rooms(*rooms)
+        step = create_training_step(create_algorithm(spec), ranks=ranks, spec=spec)
+        step.limit(ranks.call("begin", None))
+        for number in range(8):
+            step.add(make_group(number))
+        step.finish(StepMetrics(step=0))
+        assert 0 < max(ranks.passed) <= most
+    assert caplog.text.count("instead of spec.trainer.microBatchTokens") == 2

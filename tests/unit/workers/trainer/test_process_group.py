@@ -68,6 +68,13 @@ class Doubling:
             raise ValueError("a bug")
         return payload
 
+    def fail_when(self, events: tuple[threading.Event, threading.Event]) -> None:
+        """As a collective of rank 0 does when another rank ends."""
+        begun, lost = events
+        begun.set()
+        lost.wait(DEADLINE_S)
+        raise RuntimeError("connection closed by peer")
+
 
 @pytest.fixture
 def rendezvous() -> Rendezvous:
@@ -150,6 +157,22 @@ def test_the_users_error_comes_before_another_ranks_fault(world: World) -> None:
 def test_a_rank_that_fails_is_named(world: World) -> None:
     with pytest.raises(RetryError, match=r"rank 2 failed in fail: ValueError: a bug"):
         world.ranks().call("fail", [0, 0, 2])
+
+
+def test_the_word_of_a_rank_that_ends_in_a_pass_counts_not_its_loss(world: World) -> None:
+    """Its end wakes the others, whose collectives then fail."""
+    begun = threading.Event()
+
+    def follow(link: RankLink) -> None:
+        while decode(link.receive(DEADLINE_S).data)[0] in (READY, BUILD):
+            link.send(FrameKind.ANSWER, encode(None))
+        assert begun.wait(DEADLINE_S)
+        link.send(FrameKind.ERROR, encode(describe_error(UserError(field="spec", rule="must fit the memory"))))
+        link.close()
+
+    ranks = world.ranks(follow)
+    with pytest.raises(UserError, match=r"^spec: must fit the memory$"):
+        ranks.call("fail_when", [(begun, world.told), None, None])
 
 
 def test_a_rank_that_is_gone_is_named_at_once(world: World) -> None:

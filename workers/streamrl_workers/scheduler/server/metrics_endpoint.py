@@ -30,8 +30,12 @@ _TRAINING = {
     "gradient_norm": "gradient_norm",
     "learning_rate": "learning_rate",
     "reward_std": "reward_std",
+    "tokens_per_second": "trainer_tokens_per_second",
+    "padding_share": "padding_ratio",
 }
 """Of a step's line, in `trainer` -> metric."""
+_PARTS = ("data", "forward", "backward", "collectives", "optimiser")
+"""Of a step's time; in `trainer` with `_seconds`."""
 _FORWARD = {
     "entropy": "entropy_nats",
     "behaviour_kl": "behaviour_kl_nats",
@@ -169,6 +173,9 @@ class SchedulerMetrics:
         metrics.set("zero_variance_groups_ratio", equal / groups if groups and equal is not None else None)
         for key, name in _TRAINING.items():
             metrics.set(name, trainer.get(key))
+        metrics.set("mfu_ratio", trainer.get("mfu") or None)  # 0: no peak is known
+        for part in _PARTS:
+            metrics.set("pass_seconds", trainer.get(f"{part}_seconds"), part)
         for key, name in _FORWARD.items():  # without tokens nothing was measured
             metrics.set(name, trainer.get(key) if trainer.get("forward_tokens") else None)
         for measure, name in logprob_diff.MEASURES.items():

@@ -42,6 +42,9 @@ class TrainEngine(Protocol):
     def finish_step(self) -> dict[str, float]:
         """Work off what still waits, step the optimiser once, and return the step's metrics."""
 
+    def throughput(self) -> dict[str, float]:
+        """Return how well the step that has been finished used its devices, in measured times; nothing where nothing is computed."""
+
     def held_out_loss(self, samples: Sequence[pb.Sample]) -> float:
         """Mean cross-entropy over the tokens of these, in nats; not while a step gathers."""
 

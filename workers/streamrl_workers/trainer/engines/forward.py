@@ -163,6 +163,11 @@ class ValueModel(torch.nn.Module):
     states, utterances = 1, 0
     """Heads that are read before a token, and at it."""
 
+    @property
+    def values_of_token(self) -> int:
+        """Numbers that the critic gives for each trained token."""
+        return self.states + self.utterances
+
     def __init__(self, body: torch.nn.Module, *, hidden_size: int) -> None:
         super().__init__()
         self.body = body

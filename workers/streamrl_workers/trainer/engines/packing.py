@@ -9,7 +9,7 @@ that a sample longer than the budget goes alone.
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
@@ -96,6 +96,21 @@ def scored_sample(tokens: Sequence[int]) -> PackedSample:
         places_N=array("i", range(1, count + 1)),
         behaviour_N=array("f", [0.0]) * count,
         advantages_N=array("d", [0.0]) * count,
+    )
+
+
+def rehearsal_sample(count: int, *, critic_values: int = 0) -> PackedSample:
+    """Return a sample of `count` tokens, all but the first trained, with every number that any algorithm asks for."""
+    trained = count - 1
+    zeros_N, values_N = array("f", [0.0]) * trained, array("f", [0.0]) * (trained * critic_values)
+    return replace(
+        scored_sample([0] * count),
+        proximal_N=zeros_N,
+        reference_N=zeros_N,
+        kept_N=array("f", [1.0]) * trained,
+        values_N=values_N,
+        target_values_N=values_N,
+        returns_N=array("d", values_N),
     )
 
 
@@ -200,6 +215,8 @@ class Pending:
     def __init__(self, *, budget_tokens: int, ranks: int = 1) -> None:
         self._budget_tokens = budget_tokens
         self._ranks = ranks
+        self.room_tokens = budget_tokens
+        """Of a pass at most; when a micro-step begins depends on the budget alone."""
         self._samples: list[PackedSample] = []
         self._tokens = 0
 
@@ -217,4 +234,4 @@ class Pending:
     def take_all(self) -> list[list[PackedSample]]:
         """All that wait, packed into batches."""
         samples, self._samples, self._tokens = self._samples, [], 0
-        return pack_for_ranks(samples, budget_tokens=self._budget_tokens, ranks=self._ranks)
+        return pack_for_ranks(samples, budget_tokens=self.room_tokens, ranks=self._ranks)

@@ -102,6 +102,8 @@ class SingleRank:
 
 READY, BUILD = "get_ready", "build"
 """Calls of a rank above 0 before it has a worker: until it could join torch's group, then to join it and make the worker."""
+PASSES = frozenset({"rehearse", "prepare", "accumulate", "accumulate_policy", "accumulate_values"})
+"""Calls in which a rank that fails leaves the others in a collective."""
 
 
 def everywhere(ranks: Ranks, method: str, payload: Payload = None) -> list[Payload]:
@@ -315,6 +317,9 @@ class ProcessGroup:
     def _raise_first(self, answers: Sequence[Payload | Exception]) -> None:
         """The user's errors first, then those of ranks that have spoken."""
         errors = [answer for answer in answers if isinstance(answer, Exception)]
+        for error in errors:
+            if isinstance(error, UserError):
+                raise error  # its rank may have ended since
         if any(isinstance(error, RetryError) for error in errors):
             self._blame()
         for error in sorted(errors, key=lambda e: (isinstance(e, RetryError), isinstance(e, _LateError))):

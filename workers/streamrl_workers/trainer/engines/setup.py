@@ -19,5 +19,6 @@ class EngineSetup:
     model_path: str | None  # directory or hub name; the simulated engine needs none
     base_dir: Path = Path()  # where relative paths of the job begin
     threads: int | None  # of torch; None = torch's choice
+    run_dir: Path | None = None  # where a rank keeps what its next process must know; None: nowhere
     env: RankEnvironment = field(default_factory=RankEnvironment)
     ranks: "ProcessGroup | None" = None  # all ranks, as rank 0 reaches them; None: there is one, or this is another

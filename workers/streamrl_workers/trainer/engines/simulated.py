@@ -63,6 +63,10 @@ class SimulatedTrainEngine:
         self._version = self._metrics.step + 1
         return self._metrics.metrics() | {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.0}
 
+    def throughput(self) -> dict[str, float]:
+        """Nothing is computed."""
+        return {}
+
     def held_out_loss(self, samples: Sequence[pb.Sample]) -> float:
         """Nothing is learned."""
         del samples

@@ -9,8 +9,9 @@ Rank 0 loads the whole model into its memory; every rank gets its part from ther
 order: copies first, then adapters, compiled blocks, activation checkpointing, number format, shards; each of these changes the model in place.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +44,7 @@ from streamrl_workers.trainer.engines.forward import (
     logprob_diff_metrics,
 )
 from streamrl_workers.trainer.engines.memory import check_memory
+from streamrl_workers.trainer.engines.pass_memory import CudaMemory, PassMemory, longest_tokens
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.setup import EngineSetup
@@ -59,6 +61,7 @@ from streamrl_workers.trainer.engines.sharding import (
     shard_first,
 )
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics, is_trained
+from streamrl_workers.trainer.engines.throughput import throughput_metrics
 from streamrl_workers.trainer.engines.training_step import create_training_step
 from streamrl_workers.trainer.engines.worker import RankModels, RankWorker
 from streamrl_workers.trainer.replay import create_replay
@@ -77,19 +80,26 @@ class TorchEngine:
         self._metrics = StepMetrics(step=0)
         self._replay = create_replay(spec)
         self._fresh: list[pb.Sample] = []
+        self._spec, self._rehearsed = spec, False
+        self._busy_s = 0.0
 
     def begin_step(self, step: int, *, attempt: int) -> None:
         """Begin with gradients and sums of zero."""
         self._metrics = StepMetrics(step=step)
+        self._busy_s = 0.0
         self._step.begin(step, attempt=attempt)
-        everywhere(self._ranks, "begin")
+        self._step.limit(everywhere(self._ranks, "begin"))
         self._fresh = []
         if self._replay is not None:
             for group in self._replay.draw(step):
                 self._step.add(group)
 
     def add(self, groups: Sequence[pb.Group]) -> None:
-        """Count groups; their samples wait for a micro-step."""
+        """Count groups; their samples wait for a micro-step. The first ones are rehearsed."""
+        if groups and not self._rehearsed:
+            longest = longest_tokens([sample for group in groups for sample in group.samples], spec=self._spec)
+            self._step.limit(everywhere(self._ranks, "rehearse", longest))
+            self._rehearsed = True
         for group in groups:
             self._metrics.add(group)
             self._step.add(group)
@@ -98,11 +108,13 @@ class TorchEngine:
 
     def advance(self, *, idle: bool) -> bool:
         """One micro-step on every rank."""
-        return self._step.advance(idle=idle)
+        with self._busy():
+            return self._step.advance(idle=idle)
 
     def finish_step(self) -> dict[str, float]:
         """The rest of the work, and the updates."""
-        numbers = self._step.finish(self._metrics)
+        with self._busy():
+            numbers = self._step.finish(self._metrics)
         updates = int(numbers["updates"])
         measured = forward_metrics(
             everywhere(self._ranks, "measured"),
@@ -112,6 +124,16 @@ class TorchEngine:
         diffs = logprob_diff_metrics(everywhere(self._ranks, "logprob_diffs"), pools=self._pools)
         replayed = {} if self._replay is None else self._replay.admit(self._metrics.step, self._fresh)
         return self._metrics.metrics() | measured | diffs | numbers | replayed
+
+    def throughput(self) -> dict[str, float]:
+        """By the clocks of every rank; in the time of the calls that train."""
+        return throughput_metrics(everywhere(self._ranks, "throughput"), busy_s=self._busy_s)
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        begun_s = time.perf_counter()
+        yield
+        self._busy_s += time.perf_counter() - begun_s
 
     def held_out_loss(self, samples: Sequence[pb.Sample]) -> float:
         """Forward passes on every rank."""
@@ -198,7 +220,10 @@ def _worker_of(setup: EngineSetup, *, device: torch.device, mesh: DeviceMesh | N
     if setup.model_path is None:
         raise UserError(field=ENV_MODEL_PATH, rule="is required by trainer engine torch")
     models = build_models(setup.spec, model_path=setup.model_path, base_dir=setup.base_dir, device=device, mesh=mesh)
-    return RankWorker(models, spec=setup.spec)
+    measured = CudaMemory(device) if device.type == "cuda" else None
+    return RankWorker(
+        models, spec=setup.spec, memory=PassMemory(spec=setup.spec, device=measured, run_dir=setup.run_dir)
+    )
 
 
 def _prepare_torch(setup: EngineSetup) -> None:

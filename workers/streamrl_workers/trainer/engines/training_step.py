@@ -15,6 +15,7 @@ forward pass (`packing.py`), passes and gradients (`worker.py`), the formulas (`
 A sample with several contexts is one sample here, and several sequences of a forward pass.
 """
 
+import logging
 import math
 import random
 import statistics
@@ -52,6 +53,8 @@ from streamrl_workers.trainer.engines.process_group import Ranks, everywhere
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics, is_trained
 from streamrl_workers.trainer.replay import REPLAYED
 
+log = logging.getLogger(__name__)
+
 _Contexts = list[PackedSample]
 """Of one sample, in their order."""
 
@@ -73,6 +76,17 @@ class TrainingStep(ABC):
         self.advantages: dict[int, list[float]] = {}
         """Of each group by sample: the mean over its tokens, NaN where it is not trained. Complete when the step is finished."""
         self._pending.take_all()
+
+    def limit(self, tokens: Sequence[int | None]) -> None:
+        """Let no pass have more tokens than the rank with the least room can hold; None: a rank without a limit."""
+        room = min([self._budget_tokens, *(room for room in tokens if room is not None)])
+        if room < self._pending.room_tokens:
+            log.warning(
+                "the memory holds passes of %d tokens instead of spec.trainer.microBatchTokens (%d)",
+                room,
+                self._budget_tokens,
+            )
+        self._pending.room_tokens = room
 
     @abstractmethod
     def add(self, group: pb.Group) -> None:
@@ -118,7 +132,7 @@ class TrainingStep(ABC):
                     yield replace(sample, **prepared)
 
     def _packed(self, samples: Sequence[PackedSample]) -> list[list[PackedSample]]:
-        return pack_for_ranks(samples, budget_tokens=self._budget_tokens, ranks=self._ranks.size)
+        return pack_for_ranks(samples, budget_tokens=self._pending.room_tokens, ranks=self._ranks.size)
 
     def _update(self, update: Update) -> dict[str, float]:
         answer: dict[str, float] = everywhere(self._ranks, "update", update)[0]

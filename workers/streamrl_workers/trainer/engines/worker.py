@@ -11,27 +11,26 @@ matter. They are zeroed, never dropped: a step in which nothing was learned stil
 gradients would. Above one rank each holds a part of every tensor; the norm is that of all parts, so all ranks clip and skip alike.
 
 A micro-step for which the memory does not suffice is computed in halves. Where its backward pass had begun to add, the update's
-micro-steps are computed again from its start: half a gradient is never kept. That is so where nothing is sharded. A pass that fails
-among shards has left other ranks in a collective, or its blocks gathered: the run ends with a line that says what to lower.
+micro-steps are computed again from its start: half a gradient is never kept. That is so where nothing is sharded; what follows among
+shards is decided in `pass_memory.py`.
 
 The learning rate rises: step s < W takes (s + 1) / W of the peak (W = warm-up steps). Behind it, with x = (s - W) / (N - W) the
 share of the fall that has passed (N = steps of the run): Constant 1, Linear 1 - x, Cosine (1 + cos(pi x)) / 2.
 """
 
 import gc
-import logging
 import math
 import random
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
@@ -49,6 +48,7 @@ from streamrl_workers.models.rope import rope_switch
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm, TokenBatch, TokenLoss
 from streamrl_workers.trainer.engines import model_files
+from streamrl_workers.trainer.engines.collectives import measure_collectives
 from streamrl_workers.trainer.engines.forward import (
     Forward,
     ForwardMetrics,
@@ -61,20 +61,19 @@ from streamrl_workers.trainer.engines.forward import (
     make_batch,
     value_loss,
 )
-from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update, scored_sample
+from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update, rehearsal_sample, scored_sample
+from streamrl_workers.trainer.engines.pass_memory import MAY_BE_MEMORY, PassMemory
 from streamrl_workers.trainer.engines.rank_link import Payload
-from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of, sharded
+from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of
 from streamrl_workers.trainer.engines.slices import copy_slices
+from streamrl_workers.trainer.engines.throughput import Throughput
 from streamrl_workers.weights.hashing import SliceBytes, TensorBytes
 
-_OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError)
 _CRITIC_FOLDER = "critic"
 _BETAS = (0.9, 0.999)
 """AdamW's own defaults."""
 _NORM_FLOOR = 1e-6
 """Keeps the division by a norm of zero finite, as torch's own clipping does."""
-
-log = logging.getLogger(__name__)
 
 
 def learning_rate(step: int, *, spec: Trainer, steps: int) -> float:
@@ -101,6 +100,11 @@ class Optimiser:
             {"params": [p for p in self._parameters if p.ndim <= 1], "weight_decay": 0.0},  # norms and biases
         ]
         self.adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=spec.learning_rate, betas=_BETAS)
+
+    @property
+    def owed_bytes(self) -> int:
+        """Bytes of the moments that the first update will allocate."""
+        return 0 if self.adamw.state else 2 * sum(local(p).nbytes for p in self._parameters)
 
     def zero(self) -> None:
         """Forget what was accumulated."""
@@ -145,7 +149,8 @@ class RankModels:
 class RankWorker:
     """One rank of the trainer."""
 
-    def __init__(self, models: RankModels, *, spec: RLJobSpec) -> None:
+    def __init__(self, models: RankModels, *, spec: RLJobSpec, memory: PassMemory | None = None) -> None:
+        self._memory = PassMemory(spec=spec, device=None, run_dir=None) if memory is None else memory
         self._model = models.model.eval()  # type: ignore[no-untyped-call] # no dropout: ratios compare log-probs of the same function
         self._tokenizer = models.tokenizer
         self._algorithm = models.algorithm
@@ -155,6 +160,10 @@ class RankWorker:
         self._precision = spec.trainer.precision
         self._temperature = spec.task.sampling.temperature
         self._device = compute_device(models.model)
+        self._throughput = Throughput(models.model, device=self._device, precision=spec.trainer.precision)
+        for one in (models.model, models.critic):
+            if one is not None:
+                measure_collectives(one, clock=partial(self._throughput.during, "collectives"))
         self._switch = rope_switch(models.model.config)
         self._forward = Forward(models.model, temperature=self._temperature)
         self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
@@ -166,20 +175,38 @@ class RankWorker:
         self._base: list[SliceBytes] | None = None  # what is not trained, this rank's slices as published
         self.begin(None)
 
-    def begin(self, payload: None) -> None:
-        """A step: gradients and sums of zero."""
+    def begin(self, payload: None) -> int | None:
+        """A step: gradients and sums of zero. Return the tokens of a pass that fit the memory; None: as many as the job says."""
         del payload
         kl = self._algorithm.reference_kl
         self._sums = ForwardMetrics(self._device, estimator=kl.estimator if kl else "K3")
         self._diffs = LogprobDiff(self._device, pools=self._pools)
+        self._throughput.begin()
         self._zero()
+        optimisers = (optimiser for _, _, optimiser in self._states(Path()))
+        return self._memory.room_tokens(owed_bytes=sum(optimiser.owed_bytes for optimiser in optimisers))
+
+    def rehearse(self, tokens: int) -> int | None:
+        """Measure a pass of so many tokens, which changes nothing, and begin."""
+        positions = getattr(self._model.config, "max_position_embeddings", None) or tokens
+        self._memory.rehearse(self._rehearsed, min(tokens, positions))
+        return self.begin(None)
+
+    def _rehearsed(self, tokens: int) -> None:
+        """One pass, in both directions, of a sample whose tokens are all trained but the first."""
+        drawn = rehearsal_sample(tokens, critic_values=0 if self._critic is None else self._critic.values_of_token)
+        try:
+            self._prepared([drawn])
+            self._accumulate([drawn], policy=True, critic=True, counted=False)
+        except MAY_BE_MEMORY as error:
+            self._memory.halves([drawn], error)
 
     def prepare(self, samples: Sequence[PackedSample]) -> list[dict[str, Payload]]:
         """What is said of each sample before the step's updates, as fields of `PackedSample`: log-probs, the reference's, values."""
         try:
             return self._prepared(samples)
-        except _OUT_OF_MEMORY as error:
-            halves = _halves(samples, error)
+        except MAY_BE_MEMORY as error:
+            halves = self._memory.halves(samples, error)
         self._free()
         return [prepared for half in halves for prepared in self.prepare(half)]
 
@@ -188,8 +215,8 @@ class RankWorker:
         before = self._gradient_versions()
         try:
             self._accumulate(samples, policy=policy, critic=critic)
-        except _OUT_OF_MEMORY as error:
-            halves = _halves(samples, error)
+        except MAY_BE_MEMORY as error:
+            halves = self._memory.halves(samples, error)
         else:
             self._accumulated.append((samples, policy, critic))
             return
@@ -213,12 +240,13 @@ class RankWorker:
         counts = [sample.trained for sample in samples]
         critic = self._critic
         has_copy = isinstance(critic, UtteranceValueModel)
-        columns = {
-            "proximal_N": self._forward.logprobs(batch),
-            "reference_N": self._reference_logprobs(batch),
-            "values_N": None if critic is None else critic_values(critic, batch),
-            "target_values_N": critic_values(critic, batch, target=True) if critic and has_copy else None,
-        }
+        with self._throughput.during("forward"):
+            columns = {
+                "proximal_N": self._forward.logprobs(batch),
+                "reference_N": self._reference_logprobs(batch),
+                "values_N": None if critic is None else critic_values(critic, batch),
+                "target_values_N": critic_values(critic, batch, target=True) if critic and has_copy else None,
+            }
         rows = {name: _rows(column, counts=counts) for name, column in columns.items() if column is not None}
         return [{name: row[number] for name, row in rows.items()} for number in range(len(counts))]
 
@@ -231,13 +259,14 @@ class RankWorker:
             "skipped_nonfinite_steps": 0.0,
             "critic_gradient_norm": 0.0,
         }
-        if update.policy:
-            numbers |= self._optimiser.step(update.step, scale=update.scale)
-        if self._critic_optimiser is not None and update.critic:
-            critic = self._critic_optimiser.step(update.step, scale=update.critic_scale)
-            self._follow()
-            numbers["critic_gradient_norm"] = critic["gradient_norm"]
-            numbers["skipped_nonfinite_steps"] += critic["skipped_nonfinite_steps"]
+        with self._throughput.during("optimiser"):
+            if update.policy:
+                numbers |= self._optimiser.step(update.step, scale=update.scale)
+            if self._critic_optimiser is not None and update.critic:
+                critic = self._critic_optimiser.step(update.step, scale=update.critic_scale)
+                self._follow()
+                numbers["critic_gradient_norm"] = critic["gradient_norm"]
+                numbers["skipped_nonfinite_steps"] += critic["skipped_nonfinite_steps"]
         return numbers
 
     def _follow(self) -> None:
@@ -255,6 +284,11 @@ class RankWorker:
         """The step's sums on this rank."""
         del payload
         return self._sums.raw()
+
+    def throughput(self, payload: None) -> dict[str, float]:
+        """Clocks and counts of the step on this rank."""
+        del payload
+        return self._throughput.raw()
 
     def logprob_diffs(self, payload: None) -> list[list[float]]:
         """The step's sums by pool and version lag on this rank."""
@@ -340,14 +374,17 @@ class RankWorker:
     def _accumulate(self, samples: Sequence[PackedSample], *, policy: bool, critic: bool, counted: bool = True) -> None:
         """`counted`: in the step's sums."""
         batch = self._batch(samples)
-        passed = self._policy_pass(batch) if policy else None
-        errors = self._value_loss(batch) if critic else None
+        with self._throughput.during("forward"):
+            passed = self._policy_pass(batch) if policy else None
+            errors = self._value_loss(batch) if critic else None
         nothing = torch.zeros((), device=self._device)
         total = nothing if passed is None else passed[0]
-        torch.autograd.backward([loss for loss in (total, errors) if loss is not None and loss.requires_grad])
+        with self._throughput.during("backward"):
+            torch.autograd.backward([loss for loss in (total, errors) if loss is not None and loss.requires_grad])
         if not counted:
             return
         if passed is not None:
+            self._throughput.add(samples, places=batch.inputs_BL.numel())
             _, tokens, loss, entropy_N = passed
             self._sums.add(tokens, loss=loss, entropy_N=entropy_N)
             if self._algorithm.compares:
@@ -388,13 +425,14 @@ class RankWorker:
 
     def _batch(self, samples: Sequence[PackedSample]) -> MicroBatch:
         whole = isinstance(self._critic, UtteranceValueModel)
-        return make_batch(
-            samples or [DUMMY],
-            aggregation=self._algorithm.aggregation,
-            device=self._device,
-            whole=whole,
-            switch=self._switch,
-        )
+        with self._throughput.during("data"):
+            return make_batch(
+                samples or [DUMMY],
+                aggregation=self._algorithm.aggregation,
+                device=self._device,
+                whole=whole,
+                switch=self._switch,
+            )
 
     def _zero(self) -> None:
         self._accumulated: list[tuple[Sequence[PackedSample], bool, bool]] = []
@@ -473,21 +511,6 @@ def _critic_optimiser(models: RankModels, *, spec: RLJobSpec) -> Optimiser | Non
         return None
     trainer = spec.trainer.model_copy(update={"learning_rate": models.algorithm.critic.learning_rate})
     return Optimiser(models.critic, spec=trainer, steps=spec.pipeline.steps)
-
-
-def _halves(samples: Sequence[PackedSample], error: BaseException) -> list[Sequence[PackedSample]]:
-    """Of a micro-batch that was too large. Raises UserError where it cannot be cut, or not by this rank alone."""
-    tokens = len(samples) * max((sample.inputs for sample in samples), default=0)
-    what = f"a pass of {tokens} tokens ({len(samples)} samples with padding)"
-    if len(samples) > 1 and not sharded():
-        log.warning("%s did not fit the memory: computed in two; lower spec.trainer.microBatchTokens", what)
-        middle = len(samples) // 2
-        return [samples[:middle], samples[middle:]]
-    raise UserError(
-        field="spec.trainer.microBatchTokens",
-        rule=f"is more than the memory holds: {what} did not fit, and {'none is cut with several ranks or cpuOffload' if sharded() else 'cannot be cut'}",
-        fix="lower it, or set spec.trainer.activationCheckpointing; a sample longer than it is a pass of its own",
-    ) from error
 
 
 def _rows(values_N: torch.Tensor, *, counts: Sequence[int]) -> list["array[float]"]:

@@ -260,6 +260,9 @@ def test_whatever_a_trainer_tells_the_page_is_made(tmp_path: Path, number: float
             "loss",
             "forward_tokens",
             "entropy",
+            "mfu",
+            "padding_share",
+            "forward_seconds",
         )
         done.metrics.update(dict.fromkeys(names, number))
         return step_done(done)
@@ -288,6 +291,7 @@ UNMEASURED = {
     *("length_recall_ratio", "length_recall_lower_ratio", "length_rank_correlation"),
     *("evaluation_sampled_reward_mean", "cost_per_reward_point", "weights_lag_steps"),
     "left_out_versions_total",
+    *("mfu_ratio", "trainer_tokens_per_second", "padding_ratio", "pass_seconds"),
     *("task_reward_mean", "task_length_mean_tokens", "task_evaluation_reward_mean"),
     *("task_trained_groups_total", "task_dropped_groups_total"),
 }
