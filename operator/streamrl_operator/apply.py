@@ -103,9 +103,7 @@ async def apply_objects(
     return reported
 
 
-def _starts(
-    cluster: CachedCluster, sets: Sequence[Object], *, owner: Ownership, check: StartCheck | None
-) -> bool:
+def _starts(cluster: CachedCluster, sets: Sequence[Object], *, owner: Ownership, check: StartCheck | None) -> bool:
     """Whether no pod is asked for yet, and some are to be."""
     has_pods = any(pods.asked(each) for each in _owned(cluster, (STATEFUL_SET,), owner=owner))
     is_start = check is not None and check.is_start

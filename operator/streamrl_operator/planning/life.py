@@ -327,7 +327,9 @@ def _begun(view: _JobView, plans: Sequence[PoolPlan], *, ready: Aspect) -> Start
     if admission.queue(view.observed):
         return None
     advice = "" if ready.reason != "TrainerPending" else ready.message.partition("; ")[2]
-    missing_pods = next(filter(None, (advice, *(plan.missing_pods for plan in plans))), "")
+    lack = readiness.awaiting_members(view.observed)
+    elsewhere = "" if lack is None else lack.message
+    missing_pods = next(filter(None, (advice, *(plan.missing_pods for plan in plans), elsewhere)), "")
     return start.next_start(
         view.before.start,
         observed=view.observed,

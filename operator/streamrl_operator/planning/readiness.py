@@ -84,22 +84,22 @@ def _with_agents(told: Aspect, observed: Observed, *, plans: Sequence[PoolPlan])
 
 
 def awaiting_members(observed: Observed) -> Aspect | None:
-    """Return the condition of a job that starts while a member lacks its part: no pod is made anywhere; None: none lacks it."""
+    """Return the condition of a job of which a member lacks its part: none is started before; None: no member does."""
     if (hindrance := _hindrance(observed)) is not None:
         return _no(*hindrance)
     for name, unreachable in members.awaited(observed).items():
-        waits = "no pod is made before all of the job is there"
-        why = f"cluster {name}: {unreachable or 'it has not all of its part yet'}; {waits}"
+        why = f"cluster {name}: {unreachable or 'it has not all of its part yet'}"
         return _no(CLUSTER_UNREACHABLE if unreachable else "ClusterPending", why)
     return None
 
 
 def _of_members(observed: Observed, told: Aspect) -> Aspect:
     """With what keeps pools of other clusters than the trainer's from being made."""
-    if (hindrance := _hindrance(observed)) is None:
-        return told
-    message = f"{told.message}; {hindrance[1]}"
-    return replace(told, message=message) if told.holds else _no(hindrance[0], message)
+    if told.holds:
+        hindrance = _hindrance(observed)
+        return told if hindrance is None else replace(told, message=f"{told.message}; {hindrance[1]}")
+    lack = awaiting_members(observed)
+    return told if lack is None else _no(lack.reason, f"{told.message}; {lack.message}")
 
 
 def _hindrance(observed: Observed) -> tuple[str, str] | None:

@@ -120,7 +120,9 @@ async def test_no_pod_is_made_at_home_before_the_member_has_its_part(
         await home.look()
     assert (pods_at_home(home), home.condition("Ready")) == (0, ("False", reason))
     assert said in home.job["status"]["conditions"][0]["message"]
-    assert {each["spec"]["replicas"] for work in home.member.told for each in work.objects if each["kind"] == "StatefulSet"} <= {0}
+    assert {
+        each["spec"]["replicas"] for work in home.member.told for each in work.objects if each["kind"] == "StatefulSet"
+    } <= {0}
     home.member.seen = VIEW
     for _ in range(2):
         await home.look()
