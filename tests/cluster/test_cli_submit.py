@@ -10,7 +10,10 @@ import pytest
 from cluster.command_fixtures import REWARDS, Cli, context, stored
 from cluster.harness.api import GROUP
 from cluster.harness.base import Cluster
+from streamrl.spec import parse_job
+from streamrl_cli.cluster import reader
 from support.command import streamrl
+from support.planned import find, planned
 
 
 def test_submit_makes_the_code_and_the_job(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
@@ -129,6 +132,30 @@ def test_other_kinds_are_for_kubectl(cli: Cli, job_file: Path) -> None:
     outcome = cli("submit", str(job_file))
     kubectl = "give it to kubectl apply, in a file of its own"
     assert outcome.err == [f"{job_file}:1: kind: must be RLJob or ConfigMap, got 'Secret'; {kubectl}"]
+
+
+def test_samples_after_the_end_are_asked_in_a_pod_that_the_api_server_takes(
+    cli: Cli, control_plane: Cluster, namespace: str, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a node it stays pending, and goes with the command."""
+    assert cli("submit", str(job_file)).code == 0
+    found = stored(control_plane, namespace, "rljobs/sum")
+    job = {"apiVersion": found["apiVersion"], "kind": found["kind"], "metadata": {"name": "sum"}, "spec": found["spec"]}
+    time = "2026-01-01T12:00:00Z"
+    ended = {"type": "Succeeded", "status": "True", "reason": "Completed", "message": "", "lastTransitionTime": time}
+    path = f"{GROUP}/namespaces/{namespace}/rljobs/sum/status"
+    control_plane.api.patch(path, {"status": {"conditions": [ended]}}).expect()
+    trainer = find(planned(parse_job(job)), "StatefulSet", "sum-trainer")
+    trainer["metadata"] |= {"namespace": namespace, "ownerReferences": []}
+    trainer["spec"]["replicas"] = 0
+    control_plane.api.create(f"/apis/apps/v1/namespaces/{namespace}/statefulsets", trainer).expect()
+    account = {"metadata": {"name": "sum-pods"}}
+    control_plane.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", account).expect()
+    monkeypatch.setattr(reader, "START_S", 0.0)
+    outcome = cli("samples", "sum")
+    assert (outcome.code, len(outcome.err)) == (2, 1)
+    assert "does not start to read the job's volume" in outcome.err[0]
+    assert control_plane.api.get(f"/api/v1/namespaces/{namespace}/pods").expect()["items"] == []
 
 
 def test_a_name_is_drawn_for_generate_name(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
