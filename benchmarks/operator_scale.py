@@ -69,6 +69,8 @@ class Load:
     pods: network.Pods
     numbers: str
     """Where the operator asks for them."""
+    resync_s: float = RESYNC_S
+    """Least time between two readings of a job: all together have ten a second at most, so 100 jobs with 10 s load as 1,000 do."""
 
     @property
     def deadline_s(self) -> float:
@@ -153,7 +155,7 @@ async def _holds(check: Callable[[], Any]) -> bool:
 async def pods_run(run: Run, namespace: str, wanted: int) -> bool:
     """Whether so many pods run. From the API server's cache, and names only: to look must not be a load."""
     path = f"{POD.path(namespace)}?fieldSelector=status.phase%3DRunning&resourceVersion=0"
-    found = json.loads(await run.server.ask("GET", path, Accept=_METADATA_ONLY))["items"]
+    found = json.loads(await run.server.ask("GET", path, Accept=_METADATA_ONLY))["items"] or ()
     return len(found) >= wanted
 
 
@@ -346,7 +348,7 @@ async def measure(load: Load) -> None:
         fakes = kwok.start(plane, nodes=load.nodes)
         plane.servers["kwok"] = fakes
         environ = {
-            keys.ENV_RESYNC_SECONDS: str(RESYNC_S),
+            keys.ENV_RESYNC_SECONDS: str(load.resync_s),
             keys.ENV_LEASE_SECONDS: str(LEASE_S),
             keys.ENV_NUMBERS: load.numbers,
         }
@@ -373,6 +375,7 @@ def main() -> None:
     parser.add_argument("--bare-jobs", type=int, help="of each of the two bare loops (a fifth of the jobs)")
     parser.add_argument("--nodes", type=int, help="fake nodes (as many as the pods need)")
     parser.add_argument("--steady-s", type=float, default=300.0, help="seconds of the steady window")
+    parser.add_argument("--resync-s", type=float, default=RESYNC_S, help="least time between two readings of a job")
     parser.add_argument("--pods", choices=("answer", "refuse", "silent"), default="answer", help="the fake schedulers")
     parser.add_argument("--numbers", choices=("Service", "Proxy"), default="Service", help="where they are asked for")
     given = parser.parse_args()
@@ -389,6 +392,7 @@ def main() -> None:
         nodes=given.nodes or -(-pods // PODS_A_NODE),
         pods=given.pods,
         numbers=given.numbers,
+        resync_s=given.resync_s,
     )
     asyncio.run(measure(load))
 

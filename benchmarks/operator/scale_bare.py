@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -131,9 +131,9 @@ def writes_of(stored: Json, settings: PlanningSettings) -> list[Write]:
     assert job is not None, invalid
     metadata, now = stored["metadata"], datetime.now(UTC)
     decision = decide(Observed(now=now, raw=stored, job=job), settings=settings)
-    plan = JobPlan(
-        job=job, namespace=metadata["namespace"], uid=metadata["uid"], wanted=decision.wanted, settings=settings
-    )
+    sizes = {pool.name: pool.scaling.initial for pool in job.spec.pools}  # the operator's wait for the trainer
+    wanted = replace(decision.wanted, generators=sizes)
+    plan = JobPlan(job=job, namespace=metadata["namespace"], uid=metadata["uid"], wanted=wanted, settings=settings)
     known: dict[str, Json] = {}
     while len(known) < len(tls_secrets.secret_names(plan.name)):
         made, _ = tls_secrets.due(plan, known, now=now, lives=Lives())

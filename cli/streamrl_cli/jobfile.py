@@ -9,10 +9,11 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from streamrl import API_VERSION
 from streamrl.clusters import RLCluster
 from streamrl.errors import UserError, UserErrors
 from streamrl.files import parse_json, read_text
@@ -28,7 +29,7 @@ MAX_FILE_BYTES = 1024 * 1024
 _PART = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
 _PATH = re.compile(r"[^.\[\]]+(\.[^.\[\]]+|\[\d{1,6}\])*\Z")
 FLAG = "--set"
-_DEFAULTS, _CLUSTER = RLJobDefaults.__name__, RLCluster.__name__
+_DEFAULTS, _CLUSTER, _CONFIG_MAP = RLJobDefaults.__name__, RLCluster.__name__, "ConfigMap"
 _M = TypeVar("_M", RLJobDefaults, RLCluster)
 
 
@@ -65,18 +66,22 @@ def load_job(path: Path, *, overrides: Sequence[str] = (), local: bool = True) -
 
 
 def check_file(
-    path: Path, *, check: Check | None = None, overrides: Sequence[str] = (), beside: bool = False
+    path: Path,
+    *,
+    check: Check | None = None,
+    overrides: Sequence[str] = (),
+    beside: Collection[str] = (_DEFAULTS, _CLUSTER, _CONFIG_MAP),
 ) -> tuple[list[RLJob], list[UserError]]:
-    """Validate every document of a file, after `overrides` of each; mistakes come in the order of their lines.
+    """Validate every document of a file, after `overrides` of each job; mistakes come in the order of their lines.
 
-    `beside`: what a file for `kubectl apply` may hold beside jobs is passed over.
+    `beside`: kinds that a file may hold beside jobs; they are passed over.
     """
     jobs: list[RLJob] = []
     mistakes: list[UserError] = []
     try:
         for document in _documents(path):
             try:
-                if beside and _is_beside(document, path=path):
+                if _is_beside(document, path=path, kinds=beside):
                     continue
                 jobs.append(_load(document, path=path, overrides=overrides, check=check))
             except UserErrors as errors:
@@ -101,14 +106,32 @@ def _parsed(document: Document, *, model: type[_M], path: Path) -> _M:
         raise UserErrors(located(errors.errors, path=path, lines=document.lines)) from None
 
 
-def _is_beside(document: Document, *, path: Path) -> bool:
-    """Whether it is no job: an RLJobDefaults or an RLCluster, which are checked, or a ConfigMap, such as a job's code."""
+def read_config_maps(path: Path) -> list[dict[str, Any]]:
+    """Return the ConfigMaps of a file that `check_file` has checked."""
+    return [one.data for one in _documents(path) if isinstance(one.data, dict) and one.data.get("kind") == _CONFIG_MAP]
+
+
+def _is_beside(document: Document, *, path: Path, kinds: Collection[str]) -> bool:
+    """Whether it is no job: an RLJobDefaults or an RLCluster, which are checked, or a ConfigMap, such as a job's code.
+
+    Raises:
+        UserErrors: it is of another kind, or has a mistake.
+    """
     kind = document.data.get("kind") if isinstance(document.data, dict) else None
+    if kind not in kinds:
+        if isinstance(kind, str) and kind != RLJob.__name__ and document.data.get("apiVersion") != API_VERSION:
+            kubectl = "give it to kubectl apply, in a file of its own"
+            wrong = UserError(field="kind", rule=f"must be {' or '.join(('RLJob', *kinds))}", got=kind, fix=kubectl)
+            raise UserErrors(located([wrong], path=path, lines=document.lines))
+        return False
     if kind == _DEFAULTS:
         _parsed(document, model=RLJobDefaults, path=path)
     if kind == _CLUSTER:
         _parsed(document, model=RLCluster, path=path)
-    return kind in (_DEFAULTS, _CLUSTER, "ConfigMap")
+    if kind == _CONFIG_MAP and not isinstance((document.data.get("metadata") or {}).get("name"), str):
+        wrong = UserError(field="metadata.name", rule="is required of a ConfigMap")
+        raise UserErrors(located([wrong], path=path, lines=document.lines))
+    return True
 
 
 _NAME_CHARACTERS = "bcdfghjklmnpqrstvwxz2456789"

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _validate(path: Path, *, local: bool) -> bool:
-    jobs, mistakes = check_file(path, check=local_problems if local else None, beside=True)
+    jobs, mistakes = check_file(path, check=local_problems if local else None)
     console.err(*UserErrors(mistakes).lines)
     if not mistakes:
         names = ", ".join(job.metadata.name for job in jobs)

@@ -78,7 +78,7 @@ async def apply_objects(
     reported = list(refused)
     ordered = sorted(desired, key=lambda each: APPLIED.index(of(each)))
     sets = [obj for obj in ordered if of(obj) is STATEFUL_SET]
-    check = check if _starts(cluster, sets, owner=owner) else None
+    check = check if _starts(cluster, sets, owner=owner, check=check) else None
     if check is not None and not reported and (lacking := await check.check_objects(ordered)):
         return lacking
     hindered = {_WHOLE_JOB} if reported else set()
@@ -103,10 +103,11 @@ async def apply_objects(
     return reported
 
 
-def _starts(cluster: CachedCluster, sets: Sequence[Object], *, owner: Ownership) -> bool:
+def _starts(cluster: CachedCluster, sets: Sequence[Object], *, owner: Ownership, check: StartCheck | None) -> bool:
     """Whether no pod is asked for yet, and some are to be."""
     has_pods = any(pods.asked(each) for each in _owned(cluster, (STATEFUL_SET,), owner=owner))
-    return not has_pods and any(pods.asked(each) for each in sets)
+    is_start = check is not None and check.is_start
+    return not has_pods and (is_start or any(pods.asked(each) for each in sets))
 
 
 async def _apply(cluster: CachedCluster, obj: Object, *, owner: Ownership, requested: Mapping[str, int]) -> None:

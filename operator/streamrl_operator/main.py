@@ -22,7 +22,7 @@ from streamrl_operator.events import Events
 from streamrl_operator.kube import kubeconfig
 from streamrl_operator.kube.client import Client
 from streamrl_operator.kube.cluster import CachedCluster
-from streamrl_operator.kube.kinds import CHILDREN, RLJOB, TLS_ROUTE, WORKLOAD
+from streamrl_operator.kube.kinds import CHILDREN, POD_GROUPS, RLJOB, TLS_ROUTE, WORKLOAD
 from streamrl_operator.leader import Leader, LeaseLostError
 from streamrl_operator.metrics import OperatorMetrics, serve_endpoints
 from streamrl_operator.reconcile import Reconciler
@@ -88,7 +88,10 @@ def _controller(
         if not is_whole:
             cluster.doubt(namespace)  # kopf would go on asking there
 
-    kinds = (RLJOB, *CHILDREN, *([WORKLOAD] if settings.kueue else []), *([TLS_ROUTE] if settings.clusters else []))
+    optional = {WORKLOAD: settings.kueue, TLS_ROUTE: settings.clusters} | dict.fromkeys(
+        POD_GROUPS.values(), settings.gangs
+    )
+    kinds = (RLJOB, *CHILDREN, *(kind for kind, is_followed in optional.items() if is_followed))
     cluster = CachedCluster(client, queue.add, namespaces=settings.planning.namespaces, kinds=kinds, reported=reported)
     metrics.read("operator_queue_depth", queue.depth)
     metrics.read("operator_objects", lambda: sum(cluster.counts().values()))

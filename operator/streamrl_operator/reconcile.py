@@ -256,7 +256,7 @@ class Reconciler:
         """Whether there is anything to tell of but a refusal: of a job that should run and has no trainer, nothing runs."""
         name = names.trainer(observed.name)
         trainer = self.cluster.known(STATEFUL_SET, observed.key[0], name) or observed.sets.get(name)
-        return not decision.wanted.trainers or pods.asked(trainer) > 0
+        return not decision.wanted.any_pods or pods.asked(trainer) > 0
 
     def _in_members(self, observed: Observed) -> JobInMembers:
         return JobInMembers(home=self.cluster, members=self.members, observed=observed, settings=self.settings)
@@ -284,7 +284,12 @@ class Reconciler:
                 refused = [error]
         desired = plan_objects(plan)
         requested, owner = decision.wanted.requested, apply.ownership_of(observed.raw)
-        check = StartCheck(cluster=self.cluster, owner_uid=owner.uid, counts=gang.sizes(plan.job))
+        check = StartCheck(
+            cluster=self.cluster,
+            owner_uid=owner.uid,
+            counts=gang.sizes(plan.job),
+            is_start=decision.wanted.any_pods and not any(map(pods.asked, observed.sets.values())),
+        )
         refused = await apply.apply_objects(
             self.cluster,
             [obj for obj in desired if not decision.has_ended or self._outlives_the_end(obj)],

@@ -29,6 +29,8 @@ class OperatorSettings:
     planning: PlanningSettings
     kueue: bool
     """Whether jobs wait in queues of Kueue."""
+    gangs: bool
+    """Whether jobs may have PodGroups."""
     clusters: bool
     """Whether jobs may have pools in member clusters."""
     lives: Lives
@@ -66,6 +68,7 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> OperatorSetting
             numbers_by_proxy=_one_of(environ, keys.ENV_NUMBERS, _NUMBERS, default=_NUMBERS[0]) == "PROXY",
         ),
         kueue=_one_of(environ, keys.ENV_KUEUE, ("TRUE", "FALSE"), default="FALSE") == "TRUE",
+        gangs=_one_of(environ, keys.ENV_GANGS, ("TRUE", "FALSE"), default="FALSE") == "TRUE",
         clusters=_one_of(environ, keys.ENV_CLUSTERS, ("TRUE", "FALSE"), default="FALSE") == "TRUE",
         lives=Lives(
             ca_s=_number(environ, keys.ENV_CA_LIFE_SECONDS, default=lives.ca_s, least=1),

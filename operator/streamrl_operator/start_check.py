@@ -32,6 +32,8 @@ class StartCheck:
     owner_uid: str
     counts: Mapping[str, int] = field(default_factory=dict)
     """StatefulSet -> pods without which the job is of no use."""
+    is_start: bool = False
+    """Whether no pod of the job is asked for yet, in any cluster, and some are to come."""
     is_home: bool = True
     """In a member only objects are asked for: the operator may not read others there, nor make pods."""
     warnings: list[str] = field(default_factory=list)

@@ -1,5 +1,6 @@
 """`streamrl submit` at a real API server: what it makes, what it refuses, and what it leaves as it is."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ import pytest
 from cluster.command_fixtures import REWARDS, Cli, context, stored
 from cluster.harness.api import GROUP
 from cluster.harness.base import Cluster
+from streamrl.spec import parse_job
+from streamrl_cli.cluster import reader
 from support.command import streamrl
+from support.planned import find, planned
 
 
 def test_submit_makes_the_code_and_the_job(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:
@@ -84,6 +88,74 @@ def test_of_several_jobs_all_are_taken_or_none(
     assert (outcome.code, outcome.out) == (2, [])
     assert "seed cannot be changed" in outcome.err[0]
     assert not control_plane.api.get(f"{GROUP}/namespaces/{namespace}/rljobs/other").ok
+
+
+def config_map(name: str, **data: str) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data})
+
+
+def test_config_maps_of_the_file_come_before_its_jobs(
+    cli: Cli, control_plane: Cluster, namespace: str, job_file: Path
+) -> None:
+    job = job_file.read_text()
+    job_file.write_text(f"{config_map('settings', A='1')}\n---\n{job}")
+    outcome = cli("submit", str(job_file))
+    assert (outcome.code, outcome.err) == (0, [])
+    assert outcome.out[0] == f"configmap/settings of {job_file}"
+    assert stored(control_plane, namespace, "configmaps/settings")["data"] == {"A": "1"}
+    seed = job.replace("seed: 1", "seed: 2")
+    for maps in (
+        config_map("settings", A="2"),
+        '{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x"}, "dat": {}}',
+    ):
+        job_file.write_text(f"{maps}\n---\n{seed if 'settings' in maps else job}")
+        refused = cli("submit", str(job_file))
+        assert (refused.code, refused.out, len(refused.err)) == (2, [], 1)
+    assert stored(control_plane, namespace, "configmaps/settings")["data"] == {"A": "1"}
+
+
+def test_code_of_the_file_stays_what_the_job_began_with(
+    cli: Cli, control_plane: Cluster, namespace: str, job_file: Path
+) -> None:
+    job, own = job_file.read_text(), ("--set", "spec.task.code.configMapName=own")
+    for number, code in (("1", 0), ("1", 0), ("2", 2)):
+        job_file.write_text(f"{config_map('own', **{'rewards.py': f'A = {number}'})}\n---\n{job}")
+        outcome = cli("submit", str(job_file), *own)
+        assert outcome.code == code, outcome
+    assert "configmap/own: rewards.py cannot be changed" in outcome.err[0]
+    assert stored(control_plane, namespace, "configmaps/own")["data"] == {"rewards.py": "A = 1"}
+
+
+def test_other_kinds_are_for_kubectl(cli: Cli, job_file: Path) -> None:
+    secret = '{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "token"}}'
+    job_file.write_text(f"{secret}\n---\n{job_file.read_text()}")
+    outcome = cli("submit", str(job_file))
+    kubectl = "give it to kubectl apply, in a file of its own"
+    assert outcome.err == [f"{job_file}:1: kind: must be RLJob or ConfigMap, got 'Secret'; {kubectl}"]
+
+
+def test_samples_after_the_end_are_asked_in_a_pod_that_the_api_server_takes(
+    cli: Cli, control_plane: Cluster, namespace: str, job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a node it stays pending, and goes with the command."""
+    assert cli("submit", str(job_file)).code == 0
+    found = stored(control_plane, namespace, "rljobs/sum")
+    job = {"apiVersion": found["apiVersion"], "kind": found["kind"], "metadata": {"name": "sum"}, "spec": found["spec"]}
+    time = "2026-01-01T12:00:00Z"
+    ended = {"type": "Succeeded", "status": "True", "reason": "Completed", "message": "", "lastTransitionTime": time}
+    path = f"{GROUP}/namespaces/{namespace}/rljobs/sum/status"
+    control_plane.api.patch(path, {"status": {"conditions": [ended]}}).expect()
+    trainer = find(planned(parse_job(job)), "StatefulSet", "sum-trainer")
+    trainer["metadata"] |= {"namespace": namespace, "ownerReferences": []}
+    trainer["spec"]["replicas"] = 0
+    control_plane.api.create(f"/apis/apps/v1/namespaces/{namespace}/statefulsets", trainer).expect()
+    account = {"metadata": {"name": "sum-pods"}}
+    control_plane.api.create(f"/api/v1/namespaces/{namespace}/serviceaccounts", account).expect()
+    monkeypatch.setattr(reader, "START_S", 0.0)
+    outcome = cli("samples", "sum")
+    assert (outcome.code, len(outcome.err)) == (2, 1)
+    assert "does not start to read the job's volume" in outcome.err[0]
+    assert control_plane.api.get(f"/api/v1/namespaces/{namespace}/pods").expect()["items"] == []
 
 
 def test_a_name_is_drawn_for_generate_name(cli: Cli, control_plane: Cluster, namespace: str, job_file: Path) -> None:

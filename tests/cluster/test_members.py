@@ -110,6 +110,45 @@ def test_a_pool_is_made_in_the_member_and_deleting_the_job_leaves_nothing_there(
     wait_gone(pair.there, JOB, operator)
 
 
+def forbid_more_than(member: ControlPlane, namespace: str, *, cpu: str) -> None:
+    """A policy of the member: a container of a StatefulSet may ask for no more."""
+    rule = f"object.spec.template.spec.containers.all(c, !('requests' in c.resources) || !('cpu' in c.resources.requests) || quantity(c.resources.requests.cpu).compareTo(quantity('{cpu}')) <= 0)"
+    matched = {"apiGroups": ["apps"], "apiVersions": ["v1"], "resources": ["statefulsets"], "operations": ["CREATE"]}
+    spec = {
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [matched]},
+        "validations": [{"expression": rule, "message": f"at most {cpu} processors"}],
+    }
+    bound = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    binding = {"policyName": namespace, "validationActions": ["Deny"], "matchResources": bound}
+    group = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
+    member.api.create(f"{group}ies", {"metadata": {"name": namespace}, "spec": spec}).expect()
+    member.api.create(f"{group}ybindings", {"metadata": {"name": namespace}, "spec": binding}).expect()
+
+
+def test_a_pool_that_the_member_refuses_holds_up_the_trainer_at_home(
+    pair: Pair, operator: Operator, own_member: ControlPlane
+) -> None:
+    forbid_more_than(own_member, pair.there.namespace, cpu="63")
+    pair.join()
+    document = job(pair.name)
+    pods = [one | {"pod": {"resources": {"requests": {"cpu": "64"}}}} for one in document["spec"]["generators"]]
+    document["spec"]["generators"] = [document["spec"]["generators"][0], pods[1]]
+    pair.lab.create("rljobs", document)
+
+    def is_refused() -> bool:
+        ready = pair.lab.condition(JOB, "Ready")
+        return ready.get("reason") == "ClusterRefused" and "at most 63 processors" in ready["message"]
+
+    pair.lab.wait(is_refused, "the member's words in Ready", operator, deadline_s=LATE_S)
+    operator.wait_for_looks()
+    assert {one["spec"]["replicas"] for one in pair.lab.list("statefulsets")} == {0}
+    assert pair.lab.list("pods") == pair.there.list("pods") == []
+    change = [{"op": "replace", "path": "/spec/generators/1/pod/resources/requests/cpu", "value": "1"}]
+    pair.lab.patch("rljobs", JOB, change, kind="json")
+    pair.lab.wait(lambda: len(pair.there.list("pods")) == 2, "the pods in the member", operator, deadline_s=LATE_S)
+
+
 def test_the_members_credential_touches_the_jobs_objects_alone(
     pair: Pair, operator: Operator, own_member: ControlPlane
 ) -> None:

@@ -30,6 +30,9 @@ def test_a_job_runs_to_its_end_and_only_its_volumes_stay(
     status = stage.wait_succeeded("sim")
     assert (status["step"], status["attempt"], status["restarts"]) == (STEPS, 1, 0), operator.tail()
     assert status["reward"] > 0
+    samples = streamrl(capsys, "samples", "sim", "--step", "0", "--best", *where)
+    assert (samples.code, samples.err) == (0, []), "read after the end"
+    assert samples.out[0].startswith("best: step 0, group ")
     assert f"checkpoint step-{STEPS:08d}" in stage.assert_exact("sim")
     path = stage.nodes.the_node.volume_path(stage.namespace, names.checkpoints_claim("sim")) / status["checkpointPath"]
     assert (path / "meta.json").is_file()

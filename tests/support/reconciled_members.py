@@ -42,9 +42,11 @@ class FakeMembers:
     """Given: the member's caches are these."""
     told: list[MemberWork] = field(default_factory=list)
     is_known: bool = True
+    made: int | None = None
+    """Generation of the last work that it has brought about, which it does at once unless it refuses something."""
 
     def view(self, _name: str, _key: object, **_: object) -> MemberView:
-        return self.seen
+        return replace(self.seen, made_generation=self.made)
 
     def objects(self, kind: Kind, name: str, _key: object, *, failed: bool = False) -> list[Doc]:
         is_there = name == "east" and not failed
@@ -58,6 +60,8 @@ class FakeMembers:
 
     def want(self, _name: str, _key: object, work: MemberWork) -> None:
         self.told.append(work)
+        if work.action == "Apply" and not self.seen.refused:
+            self.made = work.generation
 
     def forget(self, _key: object) -> None:
         self.told.clear()

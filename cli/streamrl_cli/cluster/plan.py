@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     layers = [Layer(source=str(path), spec=load_document(path, model=RLJobDefaults).spec) for path in args.defaults]
     found = [load_document(path, model=RLCluster) for path in args.rlcluster]
     members = {one.metadata.name: one.spec for one in found}
-    jobs, mistakes = check_file(args.file, check=cluster_problems, overrides=args.set, beside=True)
+    jobs, mistakes = check_file(args.file, check=cluster_problems, overrides=args.set)
     if mistakes:
         raise UserErrors(mistakes)
     reasons: list[str] = []

@@ -1,11 +1,12 @@
 """`streamrl submit FILE`: validate jobs, put their code into ConfigMaps, and give them to a cluster.
 
 What the job's functions need and lies beside the file (modules, a data file) goes into the ConfigMap `<job>-code`, unless
-`spec.task.code` names one. Submitting again changes what may change: see docs/cluster-jobs.md. Code may not, as `spec.task`
+`spec.task.code` names one. ConfigMaps of the file itself are applied before its jobs. Submitting again changes what may change: see docs/cluster-jobs.md. Code may not, as `spec.task`
 may not: pods that start again later would go on with it. Nothing is written before the API server has said that it takes the job.
 """
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from streamrl_cli.cluster.bundle import (
     with_code,
 )
 from streamrl_cli.cluster.jobs import follow
-from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file
+from streamrl_cli.jobfile import add_overrides, base_dir_of, check_file, read_config_maps
 from streamrl_operator.kube.kinds import CONFIG_MAP, RLJOB
 
 _KIB = 1024
@@ -34,7 +35,12 @@ _KIB = 1024
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the command."""
-    parser.add_argument("file", type=Path, metavar="FILE", help="job file; several documents are several jobs")
+    parser.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help="job file; several documents are several jobs, and ConfigMaps that they name",
+    )
     add_overrides(parser)
     parser.add_argument(
         "--follow",
@@ -50,20 +56,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 async def run(args: argparse.Namespace) -> int:
     """Submit the jobs of the file."""
-    jobs, mistakes = check_file(args.file, check=cluster_problems, overrides=args.set)
+    jobs, mistakes = check_file(args.file, check=cluster_problems, overrides=args.set, beside=(CONFIG_MAP.kind,))
     if mistakes:
         raise UserErrors(mistakes)
+    maps = read_config_maps(args.file)
+    if not jobs:
+        raise UserError(field=str(args.file), rule="holds no job", fix="give its ConfigMaps to kubectl apply")
     if args.follow and len(jobs) > 1:
         raise UserError(field="--follow", rule=f"takes one job, {args.file} has {len(jobs)}")
-    for job in jobs:
-        _check_namespace(job, args)
+    for own in [job.metadata.namespace for job in jobs] + [one["metadata"].get("namespace") for one in maps]:
+        _check_namespace(own, args)
     console.warn(*(f"{args.file}: {warning}" for job in jobs for warning in spec_warnings(job.spec)))
     async with connect(args) as cluster:
         home = cluster.namespace
-        for job in jobs if len(jobs) > 1 and not args.dry_run else ():  # all of them, or none
+        for job in jobs if len(jobs) + len(maps) > 1 else ():  # all of them, or none
             cluster.namespace = job.metadata.namespace or home
             document, _ = _read(job, args, cluster=cluster)
             await cluster.apply(RLJOB, document, force=args.force, dry_run=True)
+            await _check_code(job, maps, args, cluster=cluster)
+        for is_dry in (True,) if args.dry_run else (True, False):
+            for one in maps:
+                cluster.namespace = one["metadata"].get("namespace") or home
+                await cluster.apply(CONFIG_MAP, one, force=args.force, dry_run=is_dry)
+        for one in maps:
+            console.out(f"configmap/{one['metadata']['name']} of {args.file}{_mark(args)}")
         for job in jobs:
             cluster.namespace = job.metadata.namespace or home
             await _apply(job, args, cluster=cluster)
@@ -72,8 +88,11 @@ async def run(args: argparse.Namespace) -> int:
         return await follow(jobs[0].metadata.name, cluster=cluster)
 
 
-def _check_namespace(job: RLJob, args: argparse.Namespace) -> None:
-    own = job.metadata.namespace
+def _mark(args: argparse.Namespace) -> str:
+    return " (dry run: nothing was done)" if args.dry_run else ""
+
+
+def _check_namespace(own: str | None, args: argparse.Namespace) -> None:
     if own is not None and args.namespace is not None and own != args.namespace:
         rule = f"must be that of --namespace ({args.namespace})"
         raise UserError(field="metadata.namespace", rule=rule, got=own, fix="leave one of the two out")
@@ -85,6 +104,17 @@ def _read(job: RLJob, args: argparse.Namespace, *, cluster: ApiClient) -> tuple[
     if bundle.files:
         with_code(document, job=job)
     return document, bundle
+
+
+async def _check_code(
+    job: RLJob, maps: Sequence[dict[str, Any]], args: argparse.Namespace, *, cluster: ApiClient
+) -> None:
+    """Refuse a ConfigMap of the file that would change the code of a job that is there."""
+    named = None if job.spec.task.code is None else job.spec.task.code.config_map_name
+    is_copied = job.spec.trainer.cluster_name is not None
+    for code in (one for one in maps if one["metadata"]["name"] == named):
+        if (is_copied or not args.force) and await _generation(job.metadata.name, cluster=cluster) is not None:
+            await _refuse_other_code(code, is_copied=is_copied, cluster=cluster)
 
 
 async def _apply(job: RLJob, args: argparse.Namespace, *, cluster: ApiClient) -> None:
@@ -106,9 +136,8 @@ async def _apply(job: RLJob, args: argparse.Namespace, *, cluster: ApiClient) ->
         if not args.dry_run:
             await cluster.apply(CONFIG_MAP, owned(code, stored), **how)
     done = "created" if before is None else ("unchanged" if before == stored["metadata"]["generation"] else "changed")
-    mark = " (dry run: nothing was done)" if args.dry_run else ""
     name = job.metadata.name
-    console.out(f"rljob/{name} {done} in namespace {cluster.namespace} of context {cluster.context}{mark}")
+    console.out(f"rljob/{name} {done} in namespace {cluster.namespace} of context {cluster.context}{_mark(args)}")
     if not args.dry_run and not args.follow:
         console.out(f"look: streamrl status {name} -n {cluster.namespace}")
 

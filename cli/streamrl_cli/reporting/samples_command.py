@@ -3,22 +3,25 @@
 Shows samples of one step, the newest that has been taken unless `--step` names another: the best, the worst, the longest and one
 at random. `--group` shows one group whole, `--dropped` picks among the groups that were dropped. Samples come from the
 archive (`storage.archive` of the job) and, for the newest steps, from the journal. Of a job of a cluster the same command is run
-in its scheduler's container, where they lie, as `kubectl exec` would: prompts and answers are on no port.
+in its scheduler's container, where they lie, as `kubectl exec` would: prompts and answers are on no port. Of a job that has ended that container is
+gone, and a pod of the user's own stands in for it (`cluster/reader.py`).
 """
 
 import argparse
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from streamrl import keys, names
 from streamrl.errors import EXIT_DONE, UserError
 from streamrl.spec import read_job
 from streamrl_cli import console
-from streamrl_cli.cluster.api import add_connection, connect
+from streamrl_cli.cluster import jobs, reader
+from streamrl_cli.cluster.api import ApiClient, add_connection, connect
 from streamrl_cli.reporting.samples import ShownSample, of_dropped, of_group, of_run, of_step
-from streamrl_operator.kube.kinds import RLJOB
+from streamrl_operator.kube.kinds import POD, RLJOB
+from streamrl_operator.planning.values import trainer_cluster
 from streamrl_workers.stream.sample_choice import KINDS
 
 _TEXT_CHARS = 800
@@ -77,15 +80,32 @@ async def show_job(args: argparse.Namespace) -> int:
     flags = [f"--{name}={value}" for name in ("step", "group") if (value := getattr(args, name)) is not None]
     flags += [f"--{name}" for name in ("all", "dropped", "full", "json") if getattr(args, name)]
     flags += [f"--count={args.count}", *(f"--{kind}" for kind in args.kinds or ())]
+    command = ["python", "-m", "streamrl_cli.main", "samples", names.DIR_RUN, *flags]
     async with connect(args) as cluster:
-        await cluster.get(RLJOB, args.run)  # says so if there is none
-        return await cluster.run_in(
-            f"{names.trainer(args.run)}-0",
-            names.CONTAINER_SCHEDULER,
-            ["python", "-m", "streamrl_cli.main", "samples", names.DIR_RUN, *flags],
-            out=console.out,
-            err=console.err,
-        )
+        job = await cluster.get(RLJOB, args.run)  # says so if there is none
+        if at := trainer_cluster(job):
+            rule, fix = (
+                f"has its samples in member cluster {at}",
+                f"there: kubectl exec {_pod(args)} -- {' '.join(command)}",
+            )
+            raise UserError(field=f"job {args.run}", rule=rule, fix=fix)
+        if jobs.state(job) not in jobs.ENDED:
+            return await _run_in(cluster, _pod(args), command)
+        pod = await reader.start(cluster, job)
+        try:
+            await reader.wait_running(cluster, pod)
+            return await _run_in(cluster, pod["metadata"]["name"], command)
+        finally:
+            async with connect(args) as again:  # a command in a pod takes the connection
+                await again.delete(pod, POD)
+
+
+def _pod(args: argparse.Namespace) -> str:
+    return f"{names.trainer(args.run)}-0"
+
+
+async def _run_in(cluster: ApiClient, pod: str, command: Sequence[str]) -> int:
+    return await cluster.run_in(pod, names.CONTAINER_SCHEDULER, command, out=console.out, err=console.err)
 
 
 def _notes(run_dir: Path, *, left_out: int) -> Iterator[str]:

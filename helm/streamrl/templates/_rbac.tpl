@@ -46,7 +46,7 @@ What the operator does in a namespace with RLJobs: verbs that it uses, no wildca
 # Gangs of jobs that ask for a PodGroup.
 - apiGroups: [scheduling.x-k8s.io, scheduling.volcano.sh]
   resources: [podgroups]
-  verbs: [get, create, patch, delete]
+  verbs: [get, list, watch, create, patch, delete]
 {{- end }}
 {{- if eq .Values.numbers "Proxy" }}
 # The schedulers' numbers, without a route to the pods. It is a GET to any port of any Service here.

@@ -66,6 +66,8 @@ class MemberWork:
     action: Action
     uid: str
     """Of the job."""
+    generation: int | None = None
+    """Of the job, that the objects are of."""
     anchor: Object | None = None
     objects: Sequence[Object] = ()
     kept: frozenset[str] = frozenset()
@@ -114,6 +116,7 @@ class Member:
     """Of the present connection."""
     _work: dict[Key, MemberWork] = field(default_factory=dict)
     _refused: dict[Key, str] = field(default_factory=dict)
+    _made: dict[Key, MemberWork] = field(default_factory=dict)
     _queue: WorkQueue = field(init=False)
     _failures: int = 0
 
@@ -163,6 +166,11 @@ class Member:
         """What its API server refused last of a job; empty: nothing."""
         return self._refused.get(key, "")
 
+    def made_generation(self, key: Key, uid: str) -> int | None:
+        """Return the generation of a job of which everything is here, as far as was asked for; None: of none yet."""
+        made = self._made.get(key)
+        return made.generation if made is not None and made.uid == uid else None
+
     def want(self, key: Key, work: MemberWork) -> None:
         """What is to be here of a job of home, from now on."""
         before = self._work.get(key)
@@ -178,6 +186,7 @@ class Member:
         if self._work.pop(key, None) is not None:
             self._queue.add_after(key, 0.0)
         self._refused.pop(key, None)
+        self._made.pop(key, None)
         self._queue.forget(key)
 
     def _there(self, key: Key) -> Key | None:
@@ -230,6 +239,7 @@ class Member:
                 self.cluster = None  # what was known, and what was wanted, is of another cluster
                 self._work.clear()
                 self._refused.clear()
+                self._made.clear()
                 self.state = replace(self.state, uid=uid)
             namespaces = tuple(sorted(one.member for one in self.spec.namespaces))
             cluster = CachedCluster(
@@ -355,8 +365,9 @@ class Member:
 
     async def _work_on(self, cluster: CachedCluster, key: Key, there: Key) -> None:
         extra = {"cluster": self.name, "namespace": key[0], "job": key[1]}
+        work = self._work.get(key)
         try:
-            refused = await self._bring_about(cluster, key, there)
+            refused = await self._bring_about(cluster, key, there, work)
         except (NameTakenError, RequestRefusedError) as error:
             refused = [error]
         except KubeError as error:
@@ -374,17 +385,27 @@ class Member:
         self._say_refused(key, str(refused[0]) if refused else "")
         if refused:
             self._queue.failed(key)
-        else:
-            self._queue.done(key, requeue_after_s=None)
+            return
+        self._queue.done(key, requeue_after_s=None)
+        self._report_made(key, work)
+
+    def _report_made(self, key: Key, work: MemberWork | None) -> None:
+        """Wake the reconcile at home if the job may wait for this: the first time of each generation."""
+        if work is None or work is not self._work.get(key):
+            return
+        was, self._made[key] = self._made.get(key), work
+        if was is None or (was.uid, was.generation) != (work.uid, work.generation):
+            self.told(key)
 
     def _say_refused(self, key: Key, message: str) -> None:
         if self._refused.get(key, "") != message:
             self._refused[key] = message
             self.told(key)
 
-    async def _bring_about(self, cluster: CachedCluster, key: Key, there: Key) -> Sequence[Exception]:
+    async def _bring_about(
+        self, cluster: CachedCluster, key: Key, there: Key, work: MemberWork | None
+    ) -> Sequence[Exception]:
         """What was refused."""
-        work = self._work.get(key)
         anchor = cluster.known(CONFIG_MAP, there[0], names.anchor(there[1]))
         if anchor is not None and self._is_stray(key, anchor, work):
             await self._remove(cluster, anchor, there)

@@ -111,6 +111,7 @@ class Members:
             unreachable=member.unreachable(namespace) if namespace else f"it has no namespace for jobs of {key[0]}",
             is_clean=member.is_clean(key, uid),
             refused=member.refused(key),
+            made_generation=member.made_generation(key, uid),
         )
 
     def objects(self, kind: Kind, name: str, key: Key, *, failed: bool = False) -> list[dict[str, Any]]:

@@ -104,6 +104,7 @@ class JobInMembers:
         return MemberWork(
             action="Apply",
             uid=plan.uid,
+            generation=observed.metadata.get("generation"),
             anchor=anchor(plan),
             objects=plan_objects(plan),
             kept=kept_claims(plan) if plan.has_trainer else frozenset(),

@@ -218,19 +218,19 @@ class CacheSync:
     """A namespace is whole when all of these are listed."""
     changed: Callable[[str, bool], None] = lambda *_: None
     """Told of a namespace that has become whole, or (False) is refused."""
-    _missing: dict[str, set[str]] = field(init=False)
+    _missing: dict[str, set[Kind]] = field(init=False)
     _refused: dict[str, str] = field(default_factory=dict)
     """Namespace -> the first refusal, until it is whole again."""
 
     def __post_init__(self) -> None:
-        self._missing = {namespace: {kind.plural for kind in self.kinds} for namespace in self.namespaces}
+        self._missing = {namespace: set(self.kinds) for namespace in self.namespaces}
 
     def listed(self, namespace: str, kind: Kind) -> None:
         """All of the kind is known there."""
         missing = self._missing[namespace]
-        if kind.plural not in missing:
+        if kind not in missing:
             return
-        missing.discard(kind.plural)
+        missing.discard(kind)
         if not missing:
             self._refused.pop(namespace, None)
             log.info("namespace is known", extra={"namespace": namespace or "all"})
@@ -240,7 +240,7 @@ class CacheSync:
         """Whether the error says that the kind cannot be seen there; then nothing there is looked at before it can be."""
         if not namespace or not isinstance(error, ForbiddenError | NotFoundError):
             return False
-        self._missing[namespace].add(kind.plural)
+        self._missing[namespace].add(kind)
         if namespace not in self._refused:
             self._refused[namespace] = str(error)
             fix = "restore its Role and RoleBinding, or take it out of watchNamespaces"
@@ -255,8 +255,8 @@ class CacheSync:
     def unready(self) -> str:
         """Why the work cannot be done, empty if it can: a list is waited for, or there is no namespace that may be seen."""
         unlisted = [missing for namespace, missing in self._missing.items() if namespace not in self._refused]
-        if waiting_reason := set[str]().union(*unlisted):
-            return f"waits for the first list of {', '.join(sorted(waiting_reason))}"
+        if waiting := {kind.plural for missing in unlisted for kind in missing}:
+            return f"waits for the first list of {', '.join(sorted(waiting))}"
         return "" if unlisted else f"no namespace may be seen: {next(iter(self._refused.values()))}"
 
 

@@ -123,7 +123,10 @@ class CachedCluster:
 
     def counts(self) -> dict[str, int]:
         """Objects known, by kind."""
-        return {kind.plural: len(store) for kind, store in self._stores.items()}
+        found = dict.fromkeys((kind.plural for kind in self._stores), 0)
+        for kind, store in self._stores.items():
+            found[kind.plural] += len(store)  # PodGroups are of two groups
+        return found
 
     def stale_s(self) -> dict[str, float]:
         """For how long the API server has not told of a kind, in the namespace where that is longest."""

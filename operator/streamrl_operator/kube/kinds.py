@@ -54,7 +54,7 @@ POD_GROUPS: Mapping[str, Kind] = {
     ),
     "Volcano": Kind(api_version="scheduling.volcano.sh/v1beta1", kind="PodGroup", plural="podgroups", optional=True),
 }
-"""By `gang.podGroup`. Made with the job and never watched."""
+"""By `gang.podGroup`."""
 WORKLOAD = Kind(api_version="kueue.x-k8s.io/v1beta2", kind="Workload", plural="workloads", optional=True)
 RESOURCE_FLAVOR = Kind(
     api_version="kueue.x-k8s.io/v1beta2", kind="ResourceFlavor", plural="resourceflavors", namespaced=False
@@ -101,7 +101,7 @@ APPLIED: tuple[Kind, ...] = (
 )
 """What the operator makes for a job, in the order in which it is made: what a pod needs comes before the pod."""
 CHILDREN: tuple[Kind, ...] = (*(kind for kind in APPLIED if not kind.optional), POD)
-"""All that carries the label of a job; watched with that label. Workloads and TLSRoutes are too, where they are asked for."""
+"""All that carries the label of a job; watched with that label. Optional kinds are too, where they are asked for."""
 
 IN_MEMBERS: tuple[Kind, ...] = (
     SERVICE_ACCOUNT,

@@ -51,6 +51,7 @@ REASONS = {
     "AdmissionWarnings": "The API server warns of objects of the job.",
     "Authorized": "The operator has all rights that it needs in the member cluster.",
     "ClusterNotAllowed": "A pool or the trainer names a member cluster, or an object there, that jobs of this namespace may not use.",
+    "ClusterPending": "A job that starts waits for a member cluster to have its part; no pod is made before.",
     "ClusterRefused": "A member cluster refuses an object of the job; the message has its words.",
     "ClusterUnreachable": "Nothing newer is known of a member cluster; its pods may well run.",
     "ClustersReachable": "All member clusters of the job answer.",

@@ -5,6 +5,7 @@
     its queue does not admit it ─▶ no pods, as if suspended (`admission.py`)
     invalid ─▶ what runs stays     suspended, or above `maxCost` ─▶ no pods; the clock stands
     `job.json` is to say something else ─▶ the same, until no pod is left that has read it
+    it starts, and a member cluster lacks its part ─▶ all but the pods (`readiness.awaiting_members`)
     its trainer is not ready for the first time ─▶ the trainer's pods alone (`gang.py`)
     it could not start within `startDeadlineSeconds` ─▶ no pods, for as long (`start.py`)
     its scheduler waits for its data ─▶ the trainer's pods alone, nothing is counted
@@ -261,6 +262,8 @@ def _running(view: _JobView) -> JobDecision:
         return _awaiting_data(view, changed)
     if start.seconds_released(before.start, observed=observed) is not None:
         return _let_go(view, before)
+    if _starts(before) and (lack := readiness.awaiting_members(observed)) is not None:
+        return _awaiting_members(view, lack)
     queue = admission.queue(observed)
     waits = not gang.is_gang(view.job, queue=queue) and gang.awaits_trainer(observed, before=before)
     plans = replicas.plan(
@@ -324,7 +327,9 @@ def _begun(view: _JobView, plans: Sequence[PoolPlan], *, ready: Aspect) -> Start
     if admission.queue(view.observed):
         return None
     advice = "" if ready.reason != "TrainerPending" else ready.message.partition("; ")[2]
-    missing_pods = next(filter(None, (advice, *(plan.missing_pods for plan in plans))), "")
+    lack = readiness.awaiting_members(view.observed)
+    elsewhere = "" if lack is None else lack.message
+    missing_pods = next(filter(None, (advice, *(plan.missing_pods for plan in plans), elsewhere)), "")
     return start.next_start(
         view.before.start,
         observed=view.observed,
@@ -370,6 +375,29 @@ def _counted(view: _JobView, plans: Sequence[PoolPlan]) -> tuple[RestartAccounti
     )
     return counted, failures.hold_sets(
         before, new=counted.new, all_pods=view.all_pods, desired=desired, now=observed.now
+    )
+
+
+def _starts(before: RLJobStatus) -> bool:
+    """Whether no pod of the job was made since it was new, suspended, or let go of its nodes."""
+    return before.start_time is None or (before.start is not None and before.start.released_until is not None)
+
+
+def _awaiting_members(view: _JobView, ready: Aspect) -> JobDecision:
+    """All of the job is made but its pods, at home and in members, so that each API server has its say before the first of them."""
+    before, deadline_s = view.before, view.job.spec.active_deadline_seconds
+    end = termination.end_by_deadline(before, deadline_s=deadline_s, now=view.observed.now)
+    if end is not None:
+        return _terminated(view, end)
+    plans = replicas.plan(view.observed, before=before, halted="the job waits for a member cluster")
+    was = conditions.find(before.conditions, READY)
+    is_news = ready.reason == "ClusterRefused" and (was is None or was.reason != ready.reason)
+    decision = _decision(view, before, plans, aspects=conditions.of_job(ready), running=False)
+    return replace(
+        decision,
+        wanted=replace(decision.wanted, awaits_members=True),
+        events=(*_scaled(plans), *([conditions.warning(ready.reason, ready.message)] if is_news else ())),
+        requeue_after_s=_next_reconcile_s(view, before, deadline_s=deadline_s),
     )
 
 

@@ -213,6 +213,16 @@ def unknown_pods(observed: Observed) -> str:
     return told.message if told is not None and told.holds else ""
 
 
+def awaited(observed: Observed) -> dict[str, str]:
+    """Return the members that do not have all of their part of the job as it is now, with why nothing newer is known of them."""
+    generation, abandoned = observed.metadata.get("generation"), _abandoned(observed)
+    return {
+        name: member.unreachable
+        for name, member in needed(observed).items()
+        if name not in abandoned and (member.unreachable or member.refused or member.made_generation != generation)
+    }
+
+
 def _why(member: MemberView | None) -> str:
     return "its RLCluster is not there" if member is None else member.unreachable
 

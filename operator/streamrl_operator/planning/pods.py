@@ -146,6 +146,13 @@ def has_run(pod: Object) -> bool:
     return any(state.get(kind) is not None for state in states for kind in ("running", "terminated"))
 
 
+def lacks_sandbox(pod: Object) -> bool:
+    """Check whether its node has not mounted its volumes yet, or has no network for it: no container can start."""
+    sandbox = condition(pod, "PodReadyToStartContainers")
+    is_made = sandbox is None or sandbox.get("status") != "False"
+    return not is_made and status(pod).get("phase") == "Pending" and not is_leaving(pod) and not has_run(pod)
+
+
 def is_gated(pod: Object) -> bool:
     """Check whether it was made to wait, since pods before it were rejected."""
     return any(gate.get("name") == names.GATE for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
@@ -260,6 +267,9 @@ def _beginning(pod: Object) -> WaitingReason:
             return WaitingReason(
                 reason="Restarting", message=f"container {container.get('name')} of pod {name(pod)} {exit_text(ended)}"
             )
+    if lacks_sandbox(pod):
+        why = f"pod {name(pod)} waits for its volumes or its network; kubectl describe pod {name(pod)} says for which"
+        return WaitingReason(reason="Starting", message=why)
     waiting = [one.get("name") for one in containers(pod) if "waiting" in (one.get("state") or {})]
     if waiting:
         return WaitingReason(reason="Starting", message=f"pod {name(pod)} starts container {waiting[0]}")

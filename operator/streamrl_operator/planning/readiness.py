@@ -83,25 +83,37 @@ def _with_agents(told: Aspect, observed: Observed, *, plans: Sequence[PoolPlan])
     return told
 
 
+def awaiting_members(observed: Observed) -> Aspect | None:
+    """Return the condition of a job of which a member lacks its part: none is started before; None: no member does."""
+    if (hindrance := _hindrance(observed)) is not None:
+        return _no(*hindrance)
+    for name, unreachable in members.awaited(observed).items():
+        why = f"cluster {name}: {unreachable or 'it has not all of its part yet'}"
+        return _no(CLUSTER_UNREACHABLE if unreachable else "ClusterPending", why)
+    return None
+
+
 def _of_members(observed: Observed, told: Aspect) -> Aspect:
     """With what keeps pools of other clusters than the trainer's from being made."""
+    if told.holds:
+        hindrance = _hindrance(observed)
+        return told if hindrance is None else replace(told, message=f"{told.message}; {hindrance[1]}")
+    lack = awaiting_members(observed)
+    return told if lack is None else _no(lack.reason, f"{told.message}; {lack.message}")
+
+
+def _hindrance(observed: Observed) -> tuple[str, str] | None:
+    """Return the reason, and words, of the first member in which something of the job cannot be made."""
     ways = {} if observed.job is None else members.exposures(observed.job, observed.members)
     lacking = {
         trainer_cluster(observed.raw) or name for name, way in ways.items() if not addresses(way, observed.exposed)
     }
     for name, member in members.needed(observed).items():
         if member.refused:
-            reason, why = "ClusterRefused", f"cluster {name}: {member.refused}"
-        elif not member.unreachable and name in lacking:
-            reason, why = (
-                "ExposurePending",
-                f"cluster {name}: Service {names.exposed(observed.name)} has no address yet",
-            )
-        else:
-            continue
-        message = f"{told.message}; {why}"
-        return replace(told, message=message) if told.holds else _no(reason, message)
-    return told
+            return "ClusterRefused", f"cluster {name}: {member.refused}"
+        if not member.unreachable and name in lacking:
+            return "ExposurePending", f"cluster {name}: Service {names.exposed(observed.name)} has no address yet"
+    return None
 
 
 def _no(reason: str, message: str) -> Aspect:

@@ -19,6 +19,7 @@ from streamrl_operator.planning.values import Object, Observed, seconds_since, s
 RELEASED = "StartDeadlineExceeded"
 """Reason of the condition Ready, and of an event."""
 _NO_NODE = "Unschedulable"
+_NO_SANDBOX = "NoSandbox"
 _CANNOT_START = (
     _NO_NODE,
     "ImagePullBackOff",
@@ -35,7 +36,7 @@ _PATIENCE = 2
 def next_start(
     before: StartStatus | None, *, observed: Observed, ready: Aspect, missing_pods: str, is_new: bool
 ) -> StartStatus:
-    """Return the status of the start now. `missing_pods`: what is said of pods that were not made; `is_new`: the pods are made with this look."""
+    """Return the status of the start now. `missing_pods`: why pods are not made, at home or in a member; `is_new`: the pods are made with this look."""
     now = stamp(observed.now)
     if before is None and not is_new:  # of a release that knew no deadline
         return StartStatus(since=now, ready_time=now)
@@ -84,6 +85,7 @@ def seconds_released(start: StartStatus | None, *, observed: Observed) -> float 
 def _why_stuck(all_pods: Sequence[Object], *, missing_pods: str) -> str:
     waiting = [reason.reason for pod in all_pods if (reason := pods.waiting_reason(pod)) is not None]
     found = [reason for reason in waiting if reason in _CANNOT_START]
+    found += [_NO_SANDBOX for pod in all_pods if pods.lacks_sandbox(pod)]
     # What no node can mend counts first: then no other job is in the way.
     return next((reason for reason in found if reason != _NO_NODE), "") or missing_pods or next(iter(found), "")
 

@@ -93,6 +93,8 @@ class MemberView:
     """Nothing of the job is there. Said only where all is known."""
     refused: str = ""
     """The first of what its API server refused of the job."""
+    made_generation: int | None = None
+    """Generation of the job of which it has everything; None: of none since the operator has started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +210,8 @@ class DesiredRun:
     """0 or 1 pods with trainer and scheduler."""
     generators: Mapping[str, int]
     """Pool -> pods."""
+    awaits_members: bool = False
+    """Pods are to come once each member has its part; until then there are none."""
     images: Images | None = None
     """Of pods that name none; None: the job has not begun, so they are this operator's."""
     restarted_at: str = ""
@@ -227,8 +231,8 @@ class DesiredRun:
 
     @property
     def any_pods(self) -> bool:
-        """Whether there should be any."""
-        return bool(self.trainers or any(self.generators.values()))
+        """Whether there should be any, now or soon."""
+        return bool(self.trainers or any(self.generators.values()) or self.awaits_members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

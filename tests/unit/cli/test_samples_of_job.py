@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -10,12 +11,19 @@ from aiohttp.test_utils import TestServer
 
 from streamrl import names
 from streamrl.errors import UserError
-from streamrl_cli.cluster import api
+from streamrl.spec import parse_job
+from streamrl_cli.cluster import api, reader
 from streamrl_cli.reporting import samples_command
 from support.api_answers import write_kubeconfig
 from support.jobs import simulated_job
+from support.planned import find, planned
 
 SUCCESS = b'\x03{"status": "Success"}'
+TRAINER = find(planned(parse_job(simulated_job())), "StatefulSet", "simulated-trainer")
+TRAINER["metadata"] |= {"uid": "u-set", "resourceVersion": "2"}
+META = {"name": "simulated", "namespace": "ml", "uid": "u", "resourceVersion": "1"}
+RUNS = {"phase": "Running", "containerStatuses": [{"name": "scheduler", "state": {"running": {}}}]}
+ENDED = {"status": {"conditions": [{"type": "Succeeded", "status": "True", "reason": "Completed", "message": ""}]}}
 FAILURE = b'\x03{"status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": [{"reason": "ExitCode", "message": "2"}]}}'
 
 
@@ -26,16 +34,24 @@ class Served:
         self.says: Sequence[bytes] = ()
         self.refuses_with = 0
         self.asked: list[tuple[str, list[str]]] = []
+        self.job = simulated_job() | {"metadata": META}
+        self.pod_status: dict[str, Any] = RUNS
+        self.pods: dict[str, Any] = {}
+        """Those that the user has made, as they are."""
+        self.changes: list[tuple[str, dict[str, Any]]] = []
+        """Method, and the pod that was made or deleted."""
         application = web.Application()
         application.router.add_get("/{path:.*}", self._answer)
+        application.router.add_route("*", "/{path:.*/pods/.*}", self._change)
         self.server = TestServer(application)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if request.path.endswith("/rljobs/simulated"):
-            return web.json_response(
-                simulated_job()
-                | {"metadata": {"name": "simulated", "namespace": "ml", "uid": "u", "resourceVersion": "1"}}
-            )
+            return web.json_response(self.job)
+        if request.path.endswith("/statefulsets/simulated-trainer"):
+            return web.json_response(TRAINER)
+        if (name := request.path.rpartition("/")[2]) in self.pods:
+            return web.json_response(self.pods[name] | {"status": self.pod_status})
         self.asked.append((request.path, request.query.getall("command")))
         if self.refuses_with:
             return web.Response(status=self.refuses_with)
@@ -45,6 +61,15 @@ class Served:
             await socket.send_bytes(message)
         await socket.close()
         return socket
+
+    async def _change(self, request: web.Request) -> web.StreamResponse:
+        name, body = request.path.rpartition("/")[2], await request.json()
+        self.changes.append((request.method, body))
+        if request.method == "DELETE":
+            return web.json_response(self.pods.pop(name))
+        body["metadata"] |= {"uid": "u-reader", "resourceVersion": "7"}
+        self.pods[name] = body
+        return web.json_response(body)
 
 
 @pytest.fixture
@@ -72,6 +97,46 @@ async def test_the_command_is_run_where_the_samples_lie(
     assert served.asked == [(path, ["python", "-m", "streamrl_cli.main", "samples", names.DIR_RUN, *flags])]
     told = capsys.readouterr()
     assert (told.out.splitlines(), told.err) == (["best: step 2", "  re\\x1bward 1", "", "end"], "a note\n")
+
+
+async def test_of_a_job_that_has_ended_they_are_read_in_a_pod_that_is_gone_afterwards(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served.job |= ENDED
+    served.says = (b"\x01best: step 2\n", SUCCESS)
+    assert await samples(served, tmp_path, "--best") == 0
+    assert capsys.readouterr().out == "best: step 2\n"
+    (made, pod), (deleted, body) = served.changes
+    assert (made, deleted, body["preconditions"]) == ("PATCH", "DELETE", {"uid": "u-reader"})
+    ((path, command),) = served.asked
+    assert path == f"/api/v1/namespaces/ml/pods/{pod['metadata']['name']}/exec"
+    assert command[:5] == ["python", "-m", "streamrl_cli.main", "samples", names.DIR_RUN]
+    assert [one["uid"] for one in pod["metadata"]["ownerReferences"]] == ["u"]
+    assert not any(label.startswith("streamrl.io/") for label in pod["metadata"]["labels"])
+    volumes = {one["name"]: one for one in pod["spec"]["volumes"]}
+    mounted = {one["mountPath"]: volumes[one["name"]] for one in pod["spec"]["containers"][0]["volumeMounts"]}
+    assert mounted[names.DIR_RUN]["persistentVolumeClaim"] == {"claimName": "simulated-journal"}
+    assert "/tmp" in mounted
+    assert {kind for one in volumes.values() for kind in one} == {"name", "emptyDir", "persistentVolumeClaim"}
+    assert "simulated-checkpoints" not in str(volumes), "another job may go on from it"
+
+
+async def test_a_pod_that_cannot_start_is_one_line_and_goes(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "START_S", 0.0)
+    served.job |= ENDED
+    gone = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no claim"}
+    served.pod_status = {"phase": "Pending", "conditions": [gone]}
+    with pytest.raises(UserError, match=r"does not start to read the job's volume: "):
+        await samples(served, tmp_path)
+    assert [method for method, _ in served.changes] == ["PATCH", "DELETE"]
+
+
+async def test_a_trainer_in_a_member_has_its_samples_there(served: Served, tmp_path: Path) -> None:
+    served.job["spec"]["trainer"]["clusterName"] = "east"
+    with pytest.raises(UserError, match=r"has its samples in member cluster east; there: kubectl exec simulated-trai"):
+        await samples(served, tmp_path)
 
 
 async def test_a_long_line_is_one_line(served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,40 +2,31 @@
 
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
 
 import pytest
 
 from streamrl import names
 from streamrl_operator import reconcile
-from streamrl_operator.clock import OperatorClock
-from streamrl_operator.events import Events
 from streamrl_operator.kube.answers import KubeError, RequestRefusedError
-from streamrl_operator.kube.cluster import CachedCluster
 from streamrl_operator.kube.kinds import (
     CLAIM,
     CONFIG_MAP,
-    EVENT,
     GENERATOR_POOL,
     JOB_DEFAULTS,
     NETWORK_POLICY,
     POD,
     QUOTA,
-    RLJOB,
     STATEFUL_SET,
 )
 from streamrl_operator.observe import DEFAULTS_KEPT_S
-from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
-from streamrl_operator.reconcile import Reconciler, ReconcileResult
-from support.api_server import ApiServer, Doc
+from streamrl_operator.reconcile import ReconcileResult
+from support.api_server import Doc
 from support.metric_pages import series
 from support.observed_jobs import JOB, NOW, SETTINGS, container, job_document, page, pod, trainer
+from support.reconciled_jobs import LAB, LIVES, World, world_of
 
-LAB = "default"
-LIVES = Lives(ca_s=90 * 86_400, leaf_s=30 * 86_400, settle_s=600)
 BAD = {"resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "1"}}}
 WHY = "requests: must be less than or equal to cpu limit"
 SUCCESS = page(result={"status": "succeeded", "steps": 20, "final_reward": 0.9})
@@ -45,78 +36,9 @@ BEGUN = dict.fromkeys(RUNNING, 0) | {"trainer": 1}
 """The generators wait for the trainer."""
 
 
-@dataclass
-class World:
-    """A job of three pools at an API server, and an operator that looks when it is told to."""
-
-    server: ApiServer
-    cluster: CachedCluster
-    reconciler: Reconciler
-    ticks: "Ticks"
-
-    @property
-    def job(self) -> Doc:
-        return self.server.objects[RLJOB.path(LAB, JOB)]
-
-    @property
-    def status(self) -> Doc:
-        found: Doc = self.job["status"]
-        return found
-
-    def put(self, document: Doc) -> None:
-        """The job as somebody wants it."""
-        self.cluster.job_watches[""].store.put(self.server.put(RLJOB.path(LAB, JOB), document))
-
-    def edit(self, *, pool: str = "", fields: Doc | None = None, **spec: Any) -> None:
-        """Change fields of a pool, and of the spec."""
-        pools = [each | (fields or {} if each["name"] == pool else {}) for each in self.job["spec"]["generators"]]
-        self.put({**self.job, "spec": {**self.job["spec"], "generators": pools, **spec}})
-
-    async def pods_are(self, *pods: Doc) -> None:
-        """Pods as they are now."""
-        for each in pods:
-            owner = {"kind": "StatefulSet", "name": "s", "uid": "u", "controller": True}
-            metadata = {**each["metadata"], "namespace": LAB, "ownerReferences": [owner]}
-            whole = {**each, "apiVersion": "v1", "kind": "Pod", "metadata": metadata}
-            await self.cluster.merge(self.server.put(POD.path(LAB, metadata["name"]), whole), {})
-
-    async def trainer_is_ready(self) -> None:
-        """As a kubelet says it."""
-        await self.pods_are(trainer(init=[container("scheduler")], containers=[container("trainer")]))
-
-    async def scale(self, pool: str, replicas: int) -> None:
-        """As through /scale."""
-        found = self.server.objects[GENERATOR_POOL.path(LAB, names.pool(JOB, pool))]
-        await self.cluster.merge(found, {"spec": {"replicas": replicas}})
-
-    async def look(self, times: int = 1, *, has_changed: bool = True) -> ReconcileResult:
-        """So many looks; the last."""
-        assert times > 0
-        for _ in range(times):
-            reconciled = await self.reconciler.reconcile((LAB, JOB), has_changed=has_changed)
-        return reconciled
-
-    def sizes(self) -> dict[str, int]:
-        found = self.server.under(STATEFUL_SET.path(LAB))
-        return {each["metadata"]["name"].rpartition("-")[2]: each["spec"]["replicas"] for each in found}
-
-    def condition(self, kind: str) -> tuple[str, str]:
-        found = next(each for each in self.status["conditions"] if each["type"] == kind)
-        return found["status"], found["reason"]
-
-    def ready_message(self) -> str:
-        return str(self.status["conditions"][0]["message"])
-
-    def warnings(self) -> list[str]:
-        return [each["reason"] for each in self.server.under(EVENT.path(LAB)) if each["type"] == "Warning"]
-
-    def refuse_bad_pods(self) -> None:
-        """As an API server does where requests are above limits."""
-        self.server.refuse = lambda _, path, body: (422, WHY) if _has_bad_pods(path, body) else None
-
-    def refuse(self, what: str) -> None:
-        """Every write of one object, as a webhook of somebody does."""
-        self.server.refuse = lambda _, path, __: (403, "denied by a policy") if path.endswith(what) else None
+def refuse_bad_pods(world: World) -> None:
+    """Refuse as an API server does where requests are above limits."""
+    world.server.refuse = lambda _, path, body: (422, WHY) if _has_bad_pods(path, body) else None
 
 
 def _has_bad_pods(path: str, body: Doc) -> bool:
@@ -128,36 +50,15 @@ def _main(template: Doc) -> object:
     return template["spec"]["containers"][0]["resources"]
 
 
-class Ticks:
-    """Half a minute goes by between two readings: every look is due for everything."""
-
-    seconds, each_s = 0.0, 30.0
-
-    def __call__(self) -> float:
-        self.seconds += self.each_s
-        return self.seconds
-
-    def now(self) -> datetime:
-        return NOW + timedelta(seconds=self())
-
-
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    server, ticks = ApiServer(), Ticks()
     document = job_document()
     engine = document["spec"]["generators"][0]["engine"]
     scalings = {"one": {"static": {"replicas": 2}}, "two": {"external": {}}, "three": {"static": {"replicas": 1}}}
     document["spec"]["generators"] = [
         {"name": name, "engine": engine, "scaling": scaling} for name, scaling in scalings.items()
     ]
-    document["metadata"] |= {"finalizers": [names.FINALIZER]}
-    async with server.client() as client:
-        cluster, clock = CachedCluster(client, changed=lambda *_: None), OperatorClock(now=ticks.now, monotonic=ticks)
-        events = Events(client=client, clock=clock, instance="test")
-        reconciler = Reconciler(
-            cluster=cluster, events=events, settings=replace(SETTINGS, numbers_by_proxy=True), lives=LIVES, clock=clock
-        )
-        made = World(server=server, cluster=cluster, reconciler=reconciler, ticks=ticks)
+    async with world_of() as made:
         made.put(document)
         yield made
 
@@ -179,7 +80,7 @@ async def running(world: World) -> World:
 @pytest.fixture
 async def refused(running: World) -> World:
     """Its first pool's pods were edited, and the API server will not have them."""
-    running.refuse_bad_pods()
+    refuse_bad_pods(running)
     running.edit(pool="one", fields={"pod": BAD})
     await running.look(2)
     return running
@@ -330,7 +231,7 @@ async def test_a_failure_is_not_counted_before_its_pod_could_be_deleted(refused:
     with pytest.raises(RequestRefusedError):
         await refused.look()
     assert (refused.condition("Ready"), refused.status["ignoredRestarts"]) == (("False", "Refused"), 0)
-    refused.refuse_bad_pods()
+    refuse_bad_pods(refused)
     await refused.look()
     assert refused.status["ignoredRestarts"] == 1
     assert POD.path(LAB, f"{JOB}-two-0") not in refused.server.objects

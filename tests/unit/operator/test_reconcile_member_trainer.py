@@ -74,7 +74,41 @@ async def test_a_trainer_is_made_in_the_member_with_copies_of_its_leaves_and_of_
     assert mounted == {f"{JOB}-job", f"{JOB}-code"}, "two jobs may name one ConfigMap at home"
     assert work.kept == {f"{JOB}-checkpoints"}
     assert STATEFUL_SET.path(LAB, f"{JOB}-trainer") not in abroad.server.objects
+    assert abroad.condition("Ready") == ("False", "ExposurePending")
+    abroad.member.there = {"Service": [EXPOSED]}
+    await abroad.look()
     assert abroad.condition("Ready") == ("False", "TrainerPending")
+
+
+def trainers_told(home: Home) -> list[int]:
+    """Pods of the trainer in each work that the member was given."""
+    return [
+        each["spec"]["replicas"]
+        for work in home.member.told
+        for each in work.objects
+        if each["metadata"]["name"] == f"{JOB}-trainer" and each["kind"] == "StatefulSet"
+    ]
+
+
+async def test_no_trainer_is_made_in_the_member_where_a_pool_at_home_is_refused(abroad: Home) -> None:
+    abroad.server.refuse = lambda _, path, __: (422, "limits: no") if path.endswith(f"/{JOB}-sim") else None
+    abroad.member.there = {"Service": [EXPOSED]}
+    for _ in range(4):
+        await abroad.look()
+    assert abroad.condition("Ready") == ("False", "Refused")
+    assert set(trainers_told(abroad)) <= {0}
+    abroad.server.refuse = lambda *_: None
+    for _ in range(3):
+        await abroad.look()
+    assert trainers_told(abroad)[-1] == 1
+
+
+async def test_no_trainer_is_made_in_the_member_where_pods_at_home_are_refused(abroad: Home) -> None:
+    abroad.server.refuse = lambda method, path, _: (403, "no") if (method, path) == ("POST", POD.path(LAB)) else None
+    abroad.member.there = {"Service": [EXPOSED]}
+    for _ in range(4):
+        await abroad.look()
+    assert (abroad.condition("Ready"), set(trainers_told(abroad)) <= {0}) == (("False", "Refused"), True)
 
 
 async def test_a_pool_at_home_waits_for_the_members_address_and_goes_on_dialling_it(abroad: Home) -> None:
@@ -125,7 +159,7 @@ async def test_numbers_are_read_in_the_member_while_it_is_reached(abroad: Home) 
     async with abroad.server.client() as client:
         abroad.member.home = CachedCluster(client, changed=lambda *_: None)
         abroad.member.home._stores[POD].put({**there, "metadata": {**there["metadata"], "resourceVersion": "5"}})
-        abroad.member.there = {"Pod": [there]}
+        abroad.member.there = {"Pod": [there], "Service": [EXPOSED]}
         for _ in range(3):
             await abroad.look()
         assert abroad.job["status"]["step"] == 7

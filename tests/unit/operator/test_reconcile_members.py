@@ -61,6 +61,7 @@ async def test_a_place_that_has_changed_is_told_nothing(home: Home) -> None:
 async def test_what_runs_stays_when_the_namespace_is_not_mapped_any_more(home: Home) -> None:
     await home.look()
     await home.look()
+    await home.look()
     home.member.told.clear()
     home.member.seen = replace(VIEW, namespace="", unreachable="it has no namespace for jobs of default")
     await home.look()
@@ -94,6 +95,58 @@ async def test_a_member_has_no_say_in_what_is_no_generator(home: Home) -> None:
     assert home.condition("Succeeded") == ("False", "InProgress")
 
 
+TRAINER = STATEFUL_SET.path(LAB, names.trainer(JOB))
+
+
+def pods_at_home(home: Home) -> int:
+    """That the trainer's StatefulSet asks for."""
+    found: int = home.server.objects[TRAINER]["spec"]["replicas"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("lacks", "reason", "said"),
+    [
+        ({"refused": "limits: no"}, "ClusterRefused", "cluster east: limits: no"),
+        ({"unreachable": "no answer"}, "ClusterUnreachable", "cluster east: no answer"),
+        ({"exposure": Exposure.model_validate({"loadBalancer": {}})}, "ExposurePending", "has no address yet"),
+    ],
+)
+async def test_no_pod_is_made_at_home_before_the_member_has_its_part(
+    home: Home, lacks: Doc, reason: str, said: str
+) -> None:
+    home.member.seen = replace(VIEW, **lacks)
+    for _ in range(4):
+        await home.look()
+    assert (pods_at_home(home), home.condition("Ready")) == (0, ("False", reason))
+    assert said in home.job["status"]["conditions"][0]["message"]
+    assert {
+        each["spec"]["replicas"] for work in home.member.told for each in work.objects if each["kind"] == "StatefulSet"
+    } <= {0}
+    home.member.seen = VIEW
+    for _ in range(2):
+        await home.look()
+    assert pods_at_home(home) == 1
+    home.member.seen = replace(VIEW, **lacks)
+    home.edit(suspend=False)
+    await home.look()
+    assert pods_at_home(home) == 1, "a job that runs goes on"
+
+
+async def test_a_resumed_job_waits_for_the_member_again_and_one_that_is_given_up_holds_nothing_up(home: Home) -> None:
+    for _ in range(3):
+        await home.look()
+    for is_suspended in (True, False):
+        home.edit(suspend=is_suspended)
+        home.member.seen = replace(VIEW, unreachable="" if is_suspended else "no answer")
+        for _ in range(3):
+            await home.look()
+    assert pods_at_home(home) == 0
+    home.edit(metadata={"annotations": {names.ANNOTATION_ABANDON: "east"}})
+    await home.look()
+    assert pods_at_home(home) == 1
+
+
 async def test_a_suspended_job_has_no_pods_there(home: Home) -> None:
     await home.look()
     await home.look()
@@ -109,11 +162,11 @@ BALANCER = Exposure.model_validate({"loadBalancer": {}})
 
 @pytest.mark.parametrize("end", [{"suspend": True}, {"activeDeadlineSeconds": 1}], ids=["suspended", "ended"])
 async def test_pods_there_end_with_the_run_also_while_nobody_knows_their_way_home(home: Home, end: Doc) -> None:
-    await home.look()
-    await home.look()
+    for _ in range(3):
+        await home.look()
     home.member.seen = replace(VIEW, exposure=BALANCER)
     await home.look()
-    assert [work.action for work in home.member.told] == ["Apply"]
+    assert {work.action for work in home.member.told} == {"Apply"}
     home.edit(**end)
     for _ in range(3):
         await home.look()

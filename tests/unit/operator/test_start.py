@@ -1,29 +1,24 @@
 """A job that starts: nothing of it is made unless all of it can be, the trainer comes first, and what cannot start lets go."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from streamrl import names
-from streamrl_operator.clock import OperatorClock
-from streamrl_operator.events import Events
-from streamrl_operator.kube.cluster import CachedCluster
+from streamrl.clusters import Exposure
 from streamrl_operator.kube.kinds import CONFIG_MAP, POD, POD_GROUPS, RLJOB, STATEFUL_SET
-from streamrl_operator.planning.certificates import Lives
 from streamrl_operator.planning.conditions import Aspect
 from streamrl_operator.planning.start import RELEASED
 from streamrl_operator.planning.termination import with_blocked_condition
-from streamrl_operator.planning.values import SignalsUnreachable
-from streamrl_operator.reconcile import Reconciler
-from support.api_server import ApiServer, Doc
+from streamrl_operator.planning.values import MemberView, SignalsUnreachable
+from support.api_server import Doc
 from support.job_lives import conditions, edited, lived, message, reported
 from support.observed_jobs import (
     JOB,
     NOW,
-    SETTINGS,
     all_ready,
     carried_out,
     container,
@@ -32,55 +27,24 @@ from support.observed_jobs import (
     observed,
     trainer,
 )
+from support.reconciled_jobs import LAB, World, world_of
 
-LAB = "default"
 QUOTAS = f"/api/v1/namespaces/{LAB}/resourcequotas"
 TRAINER, POOL = names.trainer(JOB), names.pool(JOB, "sim")
 NO_NODE = {"ready": False, "unscheduled": "0/4 nodes are available: 4 Insufficient nvidia.com/gpu"}
-LIVES = Lives(ca_s=90 * 86_400, leaf_s=30 * 86_400, settle_s=600)
 SETTINGS_REF = {"envFrom": [{"configMapRef": {"name": "settings"}}]}
-
-
-@dataclass
-class World:
-    """A job of one pool at an API server, looked at by hand."""
-
-    server: ApiServer
-    cluster: CachedCluster
-    reconciler: Reconciler
-
-    def put(self, document: Doc) -> None:
-        document["metadata"] |= {"finalizers": [names.FINALIZER]}
-        self.cluster.job_watches[""].store.put(self.server.put(RLJOB.path(LAB, JOB), document))
-
-    async def look(self) -> str:
-        """One look; what Ready says after it."""
-        await self.reconciler.reconcile((LAB, JOB))
-        ready: Doc = self.condition("Ready")
-        return f"{ready['reason']}: {ready['message']}"
-
-    def condition(self, kind: str) -> Doc:
-        found = self.server.objects[RLJOB.path(LAB, JOB)]["status"]["conditions"]
-        return next((each for each in found if each["type"] == kind), {})
-
-    async def trainer_is_ready(self) -> None:
-        metadata = {**trainer()["metadata"], "namespace": LAB}
-        whole = {**trainer(), "apiVersion": "v1", "kind": "Pod", "metadata": metadata}
-        await self.cluster.merge(self.server.put(POD.path(LAB, metadata["name"]), whole), {})
-
-    def sizes(self) -> dict[str, int]:
-        found = self.server.under(STATEFUL_SET.path(LAB))
-        return {each["metadata"]["name"].removeprefix(f"{JOB}-"): each["spec"]["replicas"] for each in found}
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    server, clock = ApiServer(), OperatorClock(now=lambda: NOW, monotonic=lambda: 0.0)
-    async with server.client() as client:
-        cluster = CachedCluster(client, changed=lambda *_: None)
-        events = Events(client=client, clock=clock, instance="test")
-        reconciler = Reconciler(cluster=cluster, events=events, settings=SETTINGS, lives=LIVES, clock=clock)
-        yield World(server=server, cluster=cluster, reconciler=reconciler)
+    async with world_of() as made:
+        yield made
+
+
+async def said(world: World) -> str:
+    """Return what Ready says after one reconcile."""
+    await world.look()
+    return f"{world.condition('Ready')[1]}: {world.ready_message()}"
 
 
 def job(*, pod: Doc | None = None, own: Doc | None = None, **spec: Any) -> Doc:
@@ -94,8 +58,8 @@ def job(*, pod: Doc | None = None, own: Doc | None = None, **spec: Any) -> Doc:
 async def test_a_refused_pool_holds_up_the_trainer_too(world: World) -> None:
     world.server.refuse = lambda _, path, __: (422, "limits: no") if path.endswith(f"/{POOL}") else None
     world.put(job())
-    assert "limits: no" in (said := await world.look())
-    assert said.startswith("Refused: ")
+    assert (await said(world)).startswith("Refused: ")
+    assert "limits: no" in world.ready_message()
     assert world.sizes() == {}
     assert [
         line for line in world.server.writes if "/statefulsets/" in line or "/persistentvolumeclaims/" in line
@@ -107,7 +71,7 @@ async def test_a_refused_pool_holds_up_the_trainer_too(world: World) -> None:
 
 async def test_what_the_pods_name_must_be_there_first(world: World) -> None:
     world.put(job(pod=SETTINGS_REF))
-    assert await world.look() == (
+    assert await said(world) == (
         f"ObjectMissing: ConfigMap settings: must exist before the job starts, since StatefulSet {POOL} names it; create it"
     )
     assert world.sizes() == {}
@@ -123,7 +87,7 @@ async def test_pods_that_are_refused_where_their_sets_are_taken_hold_up_all(worl
         else None
     )
     world.put(job())
-    assert "violates PodSecurity" in await world.look()
+    assert "violates PodSecurity" in await said(world)
     assert world.sizes() == {}
 
 
@@ -134,7 +98,7 @@ async def test_the_quota_must_have_room_for_all_pods(world: World) -> None:
     world.server.put(f"{QUOTAS}/team", quota | {"status": {"hard": hard, "used": {"pods": "1"}}})
     world.put(job(pod=gpus, own=gpus))
     lack = "ResourceQuota team: requests.nvidia.com/gpu: the job asks for 6, left are 5 of 5"
-    assert lack in await world.look()
+    assert lack in await said(world)
     assert world.sizes() == {}
     world.server.put(f"{QUOTAS}/team", quota | {"status": {"hard": hard | {"requests.nvidia.com/gpu": "6"}}})
     await world.look()
@@ -165,14 +129,17 @@ async def test_warnings_of_the_api_server_are_a_condition(world: World) -> None:
     world.put(job())
     await world.look()
     await world.look()
-    warned = world.condition("AdmissionWarning")
-    assert (warned["status"], warned["reason"], warned["message"]) == (
-        "True",
-        "AdmissionWarnings",
-        'would violate PodSecurity "restricted:latest"',
-    )
+    assert world.condition("AdmissionWarning") == ("True", "AdmissionWarnings")
+    assert 'would violate PodSecurity "restricted:latest"' in [one["message"] for one in world.status["conditions"]]
 
 
+VIEW = MemberView(
+    cluster="east",
+    cluster_uid="u-east",
+    namespace="there",
+    made_generation=1,
+    exposure=Exposure.model_validate({"address": {"host": "192.0.2.7"}}),
+)
 GANGS = {
     "volcano by hand": {"annotations": {"scheduling.k8s.io/group-name": "g"}, "schedulerName": "volcano"},
     "scheduler-plugins by hand": {"labels": {"scheduling.x-k8s.io/pod-group": "g"}, "schedulerName": "s"},
@@ -225,7 +192,7 @@ async def test_a_cluster_without_pod_groups_is_named(world: World, answer: int) 
     world.put(job(gang={"podGroup": "Volcano"}))
     assert (
         "gang.podGroup: the operator can have no PodGroup of scheduling.volcano.sh/v1beta1 here: install"
-        in await world.look()
+        in await said(world)
     )
     assert world.sizes() == {}
 
@@ -238,6 +205,13 @@ def stuck(*pods: Doc, **changes: Any) -> Any:
     begun, _ = lived({"pods": [trainer()]}, {"pods": pods}, start=observed(spec={"startDeadlineSeconds": 60}))
     late = replace(begun, now=begun.now + timedelta(seconds=60), **changes)
     return late, reported(late)
+
+
+def without_sandbox(made: Doc) -> Doc:
+    """Return a pod whose node does not mount its volumes."""
+    status = {**made["status"], "phase": "Pending"}
+    status["conditions"] = [*status["conditions"], {"type": "PodReadyToStartContainers", "status": "False"}]
+    return {**made, "status": status}
 
 
 NO_IMAGE = [trainer(), generator(ready=False, containers=[container("generator", waiting="ImagePullBackOff")])]
@@ -254,6 +228,39 @@ def test_an_image_that_cannot_be_pulled_lets_the_nodes_go() -> None:
     assert (after.wanted.trainers, conditions(after)["Ready"], after.events) == (0, ("False", RELEASED), ())
     again = reported(carried_out(replace(late, pods=()), decision, seconds=61))
     assert (again.wanted.trainers, again.wanted.generators) == (1, {"sim": 0})
+
+
+WAITING = generator(ready=False, containers=[container("generator", waiting="ContainerCreating")])
+
+
+@pytest.mark.parametrize(
+    ("pods", "members", "said"),
+    [
+        ([trainer(), without_sandbox(WAITING)], {}, "waits for its volumes or its network"),
+        ([trainer()], {"refused": "limits: no"}, "cluster east: limits: no"),
+        ([trainer()], {"unreachable": "no answer"}, "cluster east: no answer"),
+        ([trainer()], {"exposure": Exposure.model_validate({"loadBalancer": {}})}, "has no address yet"),
+    ],
+    ids=["volumes", "a member refuses", "a member is lost", "a member without a way home"],
+)
+def test_whatever_keeps_a_job_from_its_start_lets_the_nodes_go(pods: list[Doc], members: Doc, said: str) -> None:
+    document = job_document(startDeadlineSeconds=60)
+    if members:
+        document["spec"]["generators"][0]["clusterName"] = "east"
+    whole, lacking = {"east": VIEW}, {"east": replace(VIEW, **members)}
+    start = observed(document, members=whole)
+    begun, _ = lived({"pods": [trainer()]}, {"pods": pods, "members": lacking}, start=start)
+    assert begun.raw["status"]["start"].get("stuckSince")
+    decision = reported(replace(begun, now=begun.now + timedelta(seconds=60)))
+    assert (decision.wanted.trainers, conditions(decision)["Ready"]) == (0, ("False", RELEASED))
+    assert said in message(decision, "Ready")
+
+
+def test_a_member_that_has_its_part_and_loads_its_model_has_no_deadline() -> None:
+    document = job_document(startDeadlineSeconds=60)
+    document["spec"]["generators"][0]["clusterName"] = "east"
+    begun, _ = lived({"pods": [trainer()]}, {}, start=observed(document, members={"east": VIEW}))
+    assert reported(replace(begun, now=begun.now + timedelta(hours=9))).wanted.trainers == 1
 
 
 def test_what_is_in_the_way_meanwhile_makes_the_release_no_longer() -> None:
@@ -326,9 +333,9 @@ def test_a_job_of_an_operator_that_knew_no_deadline_keeps_its_pods(pods: list[Do
 async def test_a_resumed_job_that_is_held_up_says_so_and_not_that_it_is_suspended(world: World) -> None:
     world.put(job(pod=SETTINGS_REF, suspend=True))
     await world.look()
-    assert world.condition("Suspended")["status"] == "True"
+    assert world.condition("Suspended")[0] == "True"
     stored = world.server.objects[RLJOB.path(LAB, JOB)]
     world.put({**stored, "spec": {**stored["spec"], "suspend": False}})
     await world.look()
     status = world.server.objects[RLJOB.path(LAB, JOB)]["status"]
-    assert (status["state"], world.condition("Suspended")["status"]) == ("ObjectMissing", "False")
+    assert (status["state"], world.condition("Suspended")[0]) == ("ObjectMissing", "False")

@@ -32,6 +32,7 @@ PLACE = MemberPlace(
 VIEW = MemberView(
     cluster="east",
     cluster_uid="u-east",
+    made_generation=1,
     namespace="there",
     exposure=ADDRESS,
     trainers=Trainers(exposure=NODE_PORT),
@@ -240,7 +241,9 @@ def far_document(**changes: Any) -> dict[str, Any]:
 
 def settled(view: MemberView = VIEW) -> Observed:
     """A job that runs, with its trainer in a member and its pool at home."""
-    first = observed(far_document(), members={"east": VIEW}, pods=all_ready(2))
+    ports = [{"name": "grpc", "nodePort": 30001}, {"name": "weights", "nodePort": 30002}]
+    exposed = {"spec": {"ports": ports}}
+    first = observed(far_document(), members={"east": VIEW}, pods=all_ready(2), exposed=exposed)
     first = carried_out(first, decide(first, settings=SETTINGS))
     first = carried_out(first, decide(first, settings=SETTINGS), seconds=1)
     return replace(first, members={"east": view})

@@ -40,7 +40,7 @@ PLACE = MemberPlace(
     leaves={"generator": {"ca.crt": "Y2E=", "tls.crt": "Y3J0", "tls.key": "a2V5"}},
 )
 DIALS = ExposedAddresses(scheduler="192.0.2.7:443", weights="192.0.2.7:8443")
-VIEW = MemberView(cluster="east", cluster_uid="u-east", namespace="there", exposure=ADDRESS)
+VIEW = MemberView(cluster="east", cluster_uid="u-east", namespace="there", exposure=ADDRESS, made_generation=1)
 LOST = replace(VIEW, unreachable="no answer")
 ENTRY = ClusterStatus(name="east", cluster_uid="u-east", namespace="there")
 
