@@ -25,30 +25,44 @@ WEIGHTS = published(make("qwen3", seed=1))
 
 
 class StandIn:
-    """Answers everything at once but `generate`, whose requests fail when an update has begun; the call `broken` raises."""
+    """Answers everything at once but requests, which fail when an update has begun; the call `broken` raises."""
 
     errored = False
     vllm_config = SimpleNamespace(cache_config=SimpleNamespace(kv_cache_size_tokens=64, enable_prefix_caching=True))
     engine_core = SimpleNamespace(outputs_queue=asyncio.Queue())
-    output_processor = None
+    output_processor = SimpleNamespace(request_states={})
 
     def __init__(self) -> None:
         self.broken, self.updates = "", asyncio.Event()
+        self.collectors: list[Any] = []
+        self.stepped: Any = None
         self.gives: Any = None  # for a request; else that is an error
         self.chunks = 0  # that vLLM's handler still goes through when a pause was answered
 
-    async def generate(self, *_: Any, request_id: str, **__: Any) -> AsyncIterator[Any]:
-        if request_id != "first":
-            await self.updates.wait()
-            if self.gives is None:
-                raise ValueError("no room")
+    async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
         yield self.gives
+
+    async def add_request(self, request_id: str, *_: Any, **__: Any) -> Any:
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.output_processor import RequestOutputCollector
+
+        collector = RequestOutputCollector(RequestOutputKind.DELTA, request_id)
+        self.collectors.append(collector)
+        if self.updates.is_set():
+            asyncio.get_running_loop().call_soon(self.step)
+        return collector
+
+    def step(self) -> None:
+        for collector in self.collectors:
+            collector.put(ValueError("no room") if self.gives is None else self.gives)
+        self.collectors.clear()
+        self.stepped.record(None, None)
 
     async def handle(self) -> None:
         for _ in range(self.chunks):
             sum(range(100_000))  # its work on one
             await asyncio.sleep(0)
-        self.updates.set()
+        self.step()
 
     def shutdown(self, **_: Any) -> None:
         pass
@@ -59,7 +73,7 @@ class StandIn:
                 self.handler = asyncio.create_task(self.handle())
             if name == "update_weights":
                 self.updates.set()
-                await asyncio.sleep(0)  # the requests go on meanwhile
+                self.step()  # the requests go on meanwhile
             if name == self.broken:
                 raise ValueError("not now")
 
@@ -70,7 +84,12 @@ class StandIn:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     made = StandIn()
     set_environment(threads=1)
-    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", lambda *_, **__: made)
+
+    def create(*_: Any, stat_loggers: list[Any]) -> StandIn:
+        made.stepped = stat_loggers[0](None, 0)
+        return made
+
+    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", create)
     return made
 
 

@@ -160,17 +160,21 @@ class VllmEngine:
         )
 
     def _deltas(self, outputs: Sequence[Output]) -> list[Delta]:
-        deltas = []
+        deltas, extend = [], self._requests.extend
         for output in outputs:
-            seq = self._sequences.get(output.lease)
+            lease, tokens, logprobs, version, ended, _ = output
+            seq = self._sequences.get(lease)
             if seq is None:  # cancelled, or it had ended before
                 continue
-            delta = self._delta(seq, output)
+            if tokens and not ended:
+                delta = extend(seq, tokens=tokens, logprobs=logprobs, version=version)
+            else:
+                delta = self._delta(seq, output)
             deltas.append(delta)
             if delta.finish_reason is not None:
-                del self._sequences[output.lease]
-                if not output.ended:  # at a stop string: vLLM knows no text
-                    self._core.cancel([output.lease])
+                del self._sequences[lease]
+                if not ended:  # at a stop string: vLLM knows no text
+                    self._core.cancel([lease])
         return deltas
 
     def _delta(self, seq: ActiveSequence, output: Output) -> Delta:
