@@ -379,6 +379,12 @@ GENERATOR = MetricTable(
                 "Until the engine has taken a version that has arrived; nothing is generated meanwhile.",
                 _LONG_S,
             ),
+            _counter(
+                "weights_pause_seconds",
+                "Seconds in which engine vllm kept its requests still for new weights, by part: pause (until no token of the old weights is on its way), load (of the base), finish (of adapters, and the version's name), resume.",
+                unit="seconds",
+                by="part",
+            ),
         )
     ),
 )

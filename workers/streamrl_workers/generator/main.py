@@ -102,7 +102,9 @@ async def _run(settings: GeneratorSettings) -> GracefulShutdown:
     try:
         model_path = await _model_path(settings)
         failure = EngineFailure(asyncio.get_running_loop())
-        engine = await asyncio.to_thread(_create_engine, settings, model_path, failure.tell)
+        engine = await asyncio.to_thread(
+            _create_engine, settings, model_path, failed=failure.tell, paused=status.weights_paused
+        )
         write_endpoint(settings.run_dir, process=settings.process, signals=f"{host}:{port}")
         try:
             return await _serve(
@@ -186,7 +188,13 @@ def _frozen_path(settings: GeneratorSettings) -> str:
     return path_in_pod(settings.spec, model_path=settings.model_path, base_dir=settings.base_dir)
 
 
-def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: Callable[[str], None]) -> Engine:
+def _create_engine(
+    settings: GeneratorSettings,
+    model_path: str | None,
+    *,
+    failed: Callable[[str], None],
+    paused: Callable[[str, float], None],
+) -> Engine:
     choice = settings.pool.engine
     if model_path is None and choice.common.needs_model:
         raise UserError(field=ENV_MODEL_PATH, rule=f"must be set for engine {choice.key}")
@@ -201,6 +209,7 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: 
         sherl=settings.spec.trainer.sherl,
         lora=settings.spec.trainer.unmerged_lora,
         failed=failed,
+        paused=paused,
         traces_endpoint=_traces_endpoint(settings.spec),
         probe_timeout_s=liveness_s(os.environ),
         metric_labels=settings.metric_labels,

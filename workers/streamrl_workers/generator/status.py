@@ -11,6 +11,8 @@ from streamrl_workers.metrics.signals import Signals, WallMetrics
 
 _SOURCES = ("trainer", "peer", "cache")
 """Of weights."""
+_PAUSES = ("pause", "load", "finish", "resume")
+"""Parts of an update during which an engine with processes of its own generates nothing."""
 
 
 class GeneratorStatus:
@@ -25,6 +27,8 @@ class GeneratorStatus:
         self._weights_bytes = dict.fromkeys(_SOURCES, 0)
         for source in _SOURCES:
             metrics.begin("weights_pulled_bytes", source)
+        for part in _PAUSES:
+            metrics.begin("weights_pause_seconds", part)
         self._delta_saved_bytes = self._delta_failures = 0
 
     def weights_arrived(self, size_bytes: int, *, source: str = "trainer") -> None:
@@ -47,6 +51,10 @@ class GeneratorStatus:
         self._metrics.add("weights_pulled_versions", 1)
         self._metrics.observe("weights_pull_duration_seconds", fetch_s)
         self._metrics.observe("weights_load_duration_seconds", load_s)
+
+    def weights_paused(self, part: str, seconds: float) -> None:
+        """A part of an update has kept the engine's requests still."""
+        self._metrics.add("weights_pause_seconds", seconds, part)
 
     def weights_failed(self) -> None:
         """A version did not arrive, or was refused."""

@@ -10,10 +10,11 @@ from streamrl.spec import parse_bytes
 from streamrl_workers.generator.settings import GeneratorSettings
 from streamrl_workers.generator.status import GeneratorStatus
 from streamrl_workers.weights.cache import WeightCache
-from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.hashing import TensorBytes, reserved
 from streamrl_workers.weights.pull import Nearby, Route, WeightsError, pull
 from streamrl_workers.weights.puller import Pull
 from streamrl_workers.weights.relay_store import RelayStore
+from streamrl_workers.weights.shared_memory import shared
 from streamrl_workers.weights.source import Source
 from streamrl_workers.weights.transports import TRANSPORTS, WeightServer
 
@@ -47,6 +48,7 @@ def pull_of(settings: GeneratorSettings, *, arrived: Callable[..., None], nearby
 
     With deltas it holds the tensors of the version before; also where the trainer keeps a base, for that. Into a base in float32 adapters are
     merged, in a thread; beside one of fewer digits the engine computes them (`models/published.py`).
+    The bytes come to lie where the engine's processes can read them.
     """
     transport, variables = settings.spec.weights, settings.variables
     trainer, real = settings.spec.trainer, settings.pool.engine.common.needs_model
@@ -65,7 +67,12 @@ def pull_of(settings: GeneratorSettings, *, arrived: Callable[..., None], nearby
 
     async def pulled(route: Route) -> dict[str, TensorBytes]:
         tensors = await pull(
-            route, timeout_s=transport.value.timeout_seconds, connect=connect, arrived=told, nearby=nearby
+            route,
+            timeout_s=transport.value.timeout_seconds,
+            connect=connect,
+            arrived=told,
+            nearby=nearby,
+            memory=shared if settings.pool.engine.common.own_processes else reserved,
         )
         if not holds:
             nearby.held.clear()

@@ -70,6 +70,8 @@ Connect = Callable[[pb.WeightsAvailable], Awaitable[Source]]
 
 
 Arrived = Callable[[pb.WeightsAvailable, int], None]
+Memory = Callable[[int], memoryview]
+"""Gives bytes for a version. Raises MemoryError."""
 
 
 class Route:
@@ -97,6 +99,7 @@ async def pull(
     connect: Connect,
     arrived: Arrived = lambda *_: None,
     nearby: "Nearby | None" = None,
+    memory: Memory = reserved,
 ) -> dict[str, TensorBytes]:
     """Fetch and verify all tensors of a version that was announced.
 
@@ -105,6 +108,7 @@ async def pull(
         timeout_s: for all of it.
         connect: opens a stream to an address.
         arrived: called with the source and numbers of bytes that it has sent.
+        memory: where what is fetched comes to lie.
         nearby: where tensors may be that need not be fetched; behind a pull that ended well it holds this version's.
 
     Raises:
@@ -112,7 +116,14 @@ async def pull(
         BadSourceError: refused or corrupted.
         WeightsError: not complete after `timeout_s`, or there is no memory for it.
     """
-    run = _Pull(route, connect=connect, arrived=arrived, nearby=nearby or Nearby(), cache_s=timeout_s * _CACHE_SHARE)
+    run = _Pull(
+        route,
+        connect=connect,
+        arrived=arrived,
+        nearby=nearby or Nearby(),
+        memory=memory,
+        cache_s=timeout_s * _CACHE_SHARE,
+    )
     watch = asyncio.create_task(run.watch(), name="weights-watch")
     try:
         async with asyncio.timeout(timeout_s):
@@ -178,12 +189,15 @@ class Nearby:
 class _Pull:
     """One pull, over all its connections, and what has arrived."""
 
-    def __init__(self, route: Route, *, connect: Connect, arrived: Arrived, nearby: Nearby, cache_s: float) -> None:
+    def __init__(
+        self, route: Route, *, connect: Connect, arrived: Arrived, nearby: Nearby, memory: Memory, cache_s: float
+    ) -> None:
         self._route = route
         self._version = route.target.version
         self._connect = connect
         self._arrived = arrived
         self._nearby = nearby
+        self._memory = memory
         self._cache_s = cache_s
         self._tensors: list[FetchedTensor] | None = None  # None until the manifest is there
         self._deltas = DeltaChains(used=nearby.delta_used, failed=nearby.delta_failed)
@@ -286,7 +300,7 @@ class _Pull:
         held = [self._nearby.held[entry.name] for entry in manifest.tensors if self._is_held(entry)]
         fresh = [entry for entry in manifest.tensors if not self._is_held(entry)]
         try:
-            tensors = held + _with_memory(fresh)
+            tensors = held + _with_memory(fresh, memory=self._memory)
         except MemoryError as error:
             raise WeightsError(f"{self.named()}: {error}") from None
         if self._nearby.relay is not None:
@@ -341,14 +355,14 @@ class _Pull:
             raise BadSourceError(f"{self.named()}: tensor {tensor.entry.name}: {error}") from None
 
 
-def _with_memory(entries: list[pb.TensorEntry]) -> list[FetchedTensor]:
+def _with_memory(entries: list[pb.TensorEntry], *, memory: Memory) -> list[FetchedTensor]:
     """Return tensors that have not arrived, in one piece of memory. Raises MemoryError."""
     places = [0]
     for entry in entries:
         places.append(places[-1] + -(-entry.size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-    memory = reserved(places[-1])
+    whole = memory(places[-1])
     return [
-        FetchedTensor(entry=entry, buffer=memory[begin : begin + entry.size_bytes])
+        FetchedTensor(entry=entry, buffer=whole[begin : begin + entry.size_bytes])
         for begin, entry in zip(places, entries, strict=False)
     ]
 

@@ -46,6 +46,9 @@ class EngineOptions:
         None
     )  # called from any thread when an engine that works by itself cannot go on
     traces_endpoint: str | None = None  # where an engine with traces of its own sends them; None: it makes none
+    paused: Callable[[str, float], None] = lambda *_: (
+        None
+    )  # called in the engine's thread with each part of an update that kept requests still, and its seconds
     probe_timeout_s: float = 90.0  # such an engine that answers nothing for so long has failed
     metric_labels: Mapping[str, str] = field(default_factory=dict)  # of this generator, on the engine's own metrics
 

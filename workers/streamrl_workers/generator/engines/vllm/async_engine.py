@@ -41,6 +41,7 @@ from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
 from streamrl_workers.generator.engines.vllm.adapters import REQUEST, load_request
 from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE, refusal_in
 from streamrl_workers.generator.engines.vllm.start_errors import start_error
+from streamrl_workers.weights.shared_memory import SharedMemory
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -81,13 +82,16 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightFiles:
+class WeightUpdate:
     """What an update loads."""
 
-    base: Path | None  # with all tensors but adapters; None: vLLM has them
-    identity: Sequence[int] = ()  # of the base's file when it had been written
-    adapters: Path | None = None  # folder
-    size_bytes: int = 0
+    memories: Sequence[SharedMemory]  # in which the tensors lie
+    identities: Sequence[list[int]]  # of the memories' files
+    tensors: Sequence[
+        tuple[str, str, list[int], int, int]
+    ]  # name, dtype, shape, memory, offset; none: vLLM has the base
+    adapters: Path | None  # folder
+    size_bytes: int
 
 
 class _StepListener(StatLoggerBase):
@@ -180,10 +184,10 @@ class AsyncEngine:
         """Hold all requests and forget their keys and values."""
         self._wait(self._pause(), self._probe_timeout_s, what="a pause")
 
-    def update(self, files: WeightFiles, *, version: int) -> None:
-        """Put the weights into the paused engine, if the base's file is still as it was written, and go on."""
-        timeout_s = self._probe_timeout_s + files.size_bytes / _LOAD_BYTES_PER_S
-        self._wait(self._update(files, version=version), timeout_s, what="an update of weights")
+    def update(self, weights: WeightUpdate, *, version: int) -> dict[str, float]:
+        """Put the weights into the paused engine, and resume. Returns the seconds of each part."""
+        timeout_s = self._probe_timeout_s + weights.size_bytes / _LOAD_BYTES_PER_S
+        return self._wait(self._update(weights, version=version), timeout_s, what="an update of weights")
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return log-probs at temperature 1 of each sequence's tokens but the first; none of one that is too long."""
@@ -432,19 +436,28 @@ class AsyncEngine:
             await asyncio.sleep(0)
         self._collect(give=True)
 
-    async def _update(self, files: WeightFiles, *, version: int) -> None:
+    async def _update(self, weights: WeightUpdate, *, version: int) -> dict[str, float]:
+        begun_s = time.monotonic()
         try:
             await self._llm.start_weight_update()
-            if files.base is not None:
-                info = {"path": str(files.base), "identity": list(files.identity)}
+            if weights.tensors:
+                info = {
+                    "files": [
+                        [memory.path, *one] for memory, one in zip(weights.memories, weights.identities, strict=True)
+                    ],
+                    "tensors": list(weights.tensors),
+                }
                 await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+            loaded_s = time.monotonic()
             await self._llm.finish_weight_update(weight_version=str(version))  # vLLM drops its adapters with it
-            if files.adapters is not None:
-                await self._llm.add_lora(load_request(files.adapters))
+            if weights.adapters is not None:
+                await self._llm.add_lora(load_request(weights.adapters))
+            adapted_s = time.monotonic()
             await self._llm.resume_generation()
         finally:
             self._updating = False
         self._version = version
+        return {"load": loaded_s - begun_s, "finish": adapted_s - loaded_s, "resume": time.monotonic() - adapted_s}
 
 
 class _Request:
@@ -470,7 +483,8 @@ class _Request:
     @property
     def vllm_id(self) -> str:
         """Name that vLLM has given to the request."""
-        return self._collector.request_id
+        name: str = self._collector.request_id
+        return name
 
     def take(self) -> bool:
         """Take what has come since the last call; True: vLLM makes no more. Raises what came instead. Once for each token, so cheap."""
