@@ -183,6 +183,7 @@ class Generator:
         self._loop = EngineLoop(engine, pull=pull, outbox=self._outbox, recorder=Recorder(sink=None, metrics=None))
         self._loaded: dict[int, float] = {}  # version -> seconds of the engine's call
         self._ended = 0
+        self._drained = asyncio.Event()
 
     async def start(self) -> None:
         """Run the loop and the drain until the process ends; load version 0."""
@@ -195,8 +196,9 @@ class Generator:
         """Tokens a second until all have ended."""
         tokens, ended, began_s = self._outbox.tokens, self._ended, time.monotonic()
         self._loop.issue(requests)
-        while self._ended < ended + len(requests):  # noqa: ASYNC110 - a benchmark's end may be seen a little late
-            await asyncio.sleep(0.005)
+        while self._ended < ended + len(requests):
+            self._drained.clear()
+            await self._drained.wait()
         return (self._outbox.tokens - tokens) / (time.monotonic() - began_s)
 
     async def update(self, step: int) -> Updated:
@@ -207,7 +209,7 @@ class Generator:
         while step not in self._loaded:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         load_s = self._loaded[step]
-        return Updated(load_s=load_s, pause_s=getattr(self.engine, "last_pause_s", load_s))
+        return Updated(load_s=load_s, pause_s=load_s - self.engine.load_parts.get("copy", 0.0))
 
     async def _drain(self) -> None:
         while True:
@@ -219,6 +221,7 @@ class Generator:
                 self._ended += sum(bool(item.finish_reason) for item in event.progress.items)
                 if event.HasField("weights_loaded"):
                     self._loaded[event.weights_loaded.version.step] = event.weights_loaded.load_s
+            self._drained.set()
 
 
 _PARTIALS_S = 0.5

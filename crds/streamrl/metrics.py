@@ -398,6 +398,12 @@ GENERATOR = MetricTable(
                 "Until the engine has taken a version that has arrived; nothing is generated meanwhile.",
                 _LONG_S,
             ),
+            _counter(
+                "weights_load_part_seconds",
+                "Seconds of loads by part: copy (beside generation), pause (until no token of the old weights is on its way), load, cache (keys and values computed again).",
+                unit="seconds",
+                by="part",
+            ),
         )
     ),
 )

@@ -14,8 +14,9 @@ from streamrl_workers.generator.engines import engine_kind
 from streamrl_workers.generator.engines.base import Engine, EngineFailedError, EngineOptions
 from streamrl_workers.generator.engines.vllm.options import set_environment
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
+from streamrl_workers.weights.shared_memory import shared, shared_part
 from support.engine_requests import request
-from support.vllm_models import make, published, save
+from support.vllm_models import END, make, published, save
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -25,41 +26,59 @@ WEIGHTS = published(make("qwen3", seed=1))
 
 
 class StandIn:
-    """Answers everything at once but `generate`, whose requests fail when an update has begun; the call `broken` raises."""
+    """Answers everything at once but requests, which fail when an update has begun; the call `broken` raises."""
 
     errored = False
     vllm_config = SimpleNamespace(cache_config=SimpleNamespace(kv_cache_size_tokens=64, enable_prefix_caching=True))
     engine_core = SimpleNamespace(outputs_queue=asyncio.Queue())
-    output_processor = None
+    output_processor = SimpleNamespace(request_states={})
 
     def __init__(self) -> None:
         self.broken, self.updates = "", asyncio.Event()
+        self.collectors: list[Any] = []
+        self.stepped: Any = None
+        self.update: Any = None  # that was asked for last
         self.gives: Any = None  # for a request; else that is an error
         self.chunks = 0  # that vLLM's handler still goes through when a pause was answered
 
-    async def generate(self, *_: Any, request_id: str, **__: Any) -> AsyncIterator[Any]:
-        if request_id != "first":
-            await self.updates.wait()
-            if self.gives is None:
-                raise ValueError("no room")
+    async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
         yield self.gives
+
+    async def add_request(self, request_id: str, *_: Any, **__: Any) -> Any:
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.output_processor import RequestOutputCollector
+
+        collector = RequestOutputCollector(RequestOutputKind.DELTA, request_id)
+        self.collectors.append(collector)
+        if self.updates.is_set():
+            asyncio.get_running_loop().call_soon(self.step)
+        return collector
+
+    def step(self) -> None:
+        for gives in self.gives if isinstance(self.gives, list) else [self.gives]:
+            for collector in self.collectors:
+                collector.put(ValueError("no room") if gives is None else gives)
+            self.stepped.record(None, None)
+        self.collectors.clear()
 
     async def handle(self) -> None:
         for _ in range(self.chunks):
             sum(range(100_000))  # its work on one
             await asyncio.sleep(0)
-        self.updates.set()
+        self.step()
 
     def shutdown(self, **_: Any) -> None:
         pass
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, None]]:
-        async def call(*_: Any, **__: Any) -> None:
+        async def call(*given: Any, **__: Any) -> None:
+            if name == "update_weights":
+                self.update = given[0].update_info
             if name == "pause_generation" and self.chunks:
                 self.handler = asyncio.create_task(self.handle())
             if name == "update_weights":
                 self.updates.set()
-                await asyncio.sleep(0)  # the requests go on meanwhile
+                self.step()  # the requests go on meanwhile
             if name == self.broken:
                 raise ValueError("not now")
 
@@ -70,7 +89,12 @@ class StandIn:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     made = StandIn()
     set_environment(threads=1)
-    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", lambda *_, **__: made)
+
+    def create(*_: Any, stat_loggers: list[Any]) -> StandIn:
+        made.stepped = stat_loggers[0](None, 0)
+        return made
+
+    monkeypatch.setattr("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args", create)
     return made
 
 
@@ -127,6 +151,52 @@ def test_what_vllm_hands_out_in_many_chunks_comes_before_the_new_weights(
     assert (delta.lease, delta.version, delta.tokens) == (7, 1, (5,))
 
 
+def test_tokens_of_several_steps_arrive_in_order_under_the_versions_that_made_them(
+    engine: Engine, stand_in: StandIn
+) -> None:
+    """They leave vLLM's thread together; the last output says where a version began."""
+    engine.load_weights(version=1, tensors=WEIGHTS)
+    stand_in.output_processor.request_states["7"] = SimpleNamespace(weight_version_starts=[("1", 0)])
+    spans = [SimpleNamespace(version="1", start=0)]
+    stand_in.gives = [
+        SimpleNamespace(
+            outputs=[
+                SimpleNamespace(
+                    token_ids=[token],
+                    logprobs=SimpleNamespace(logprobs=[-float(token)]),
+                    weight_versions=spans if token == END else None,
+                )
+            ],
+            finished=token == END,
+        )
+        for token in (5, 6, END)
+    ]
+    assert engine.add([request(7, "1+1=")]) == []
+    deltas: list[Any] = []
+    while engine.active():
+        deltas += engine.step()
+    assert [token for delta in deltas for token in delta.tokens] == [5, 6, END]
+    assert [logprob for delta in deltas for logprob in delta.logprobs] == [-5.0, -6.0, -float(END)]
+    assert {delta.version for delta in deltas} == {1}
+
+
+def test_vllm_is_given_the_memory_that_a_pull_has_filled(engine: Engine, stand_in: StandIn) -> None:
+    """No byte is copied on this host. What lies elsewhere, as tensors that adapters were merged into, comes beside it."""
+    names = sorted(WEIGHTS)[1:]
+    memory, places, end = shared(sum(one.data.nbytes for one in WEIGHTS.values())), {}, 0
+    pulled = dict(WEIGHTS)
+    for name in names:
+        places[name], end = end, end + WEIGHTS[name].data.nbytes
+        pulled[name] = WEIGHTS[name]._replace(data=memory[places[name] : end])
+        pulled[name].data[:] = WEIGHTS[name].data
+    engine.load_weights(version=1, tensors=pulled)
+    part = shared_part(memory)
+    assert part is not None
+    number = stand_in.update["files"].index([part[0].path, *file_identity(Path(part[0].path))])
+    assert {name: offset for name, _, _, file, offset in stand_in.update["tensors"] if file == number} == places
+    assert len(stand_in.update["tensors"]) == len(WEIGHTS)
+
+
 @pytest.mark.parametrize(
     "call",
     ["pause_generation", "start_weight_update", "update_weights", "finish_weight_update", "resume_generation"],
@@ -167,7 +237,9 @@ def test_a_file_of_weights_that_was_changed_is_not_loaded(monkeypatch: pytest.Mo
     try:
         engine.load_weights(version=1, tensors=WEIGHTS)
         monkeypatch.setattr("streamrl_workers.generator.engines.vllm.engine.file_identity", identity_of_before)
-        with pytest.raises(EngineFailedError, match="the file of weights was changed after it had been written"):
+        with pytest.raises(
+            EngineFailedError, match="the memory of weights is another one than the generator has named, or was changed"
+        ):
             engine.load_weights(version=2, tensors=WEIGHTS)
     finally:
         engine.close()

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.generator.engines.base import Delta, Engine, KvLoad
+from streamrl_workers.generator.engines.base import Delta, Engine, KvLoad, LoadPart
 from streamrl_workers.generator.outbox import GeneratorOutbox
 from streamrl_workers.metrics.bubbles import GeneratorState, Recorder, generator_wall
 from streamrl_workers.metrics.step_times import StepCounts, StepTimes
@@ -77,7 +77,7 @@ class EngineLoop:
         self._weights_fault = ""
         self._active = 0
         self._connected = self._draining = self._swapping = self._queued = self._paused = False
-        self.on_weights: Callable[[float, float], None] = lambda _fetch_s, _load_s: None
+        self.on_weights: Callable[[float, float, Mapping[LoadPart, float]], None] = lambda *_: None
         """The engine has taken a version."""
         self.on_weights_failed: Callable[[], None] = lambda: None
         self.leaving = False
@@ -242,7 +242,7 @@ class EngineLoop:
         else:
             self._version, load_s = pulled.version, time.monotonic() - begun_s
             self._weights_fault = ""
-            self.on_weights(pulled.fetch_s, load_s)
+            self.on_weights(pulled.fetch_s, load_s, self._engine.load_parts)
             times = {"fetch_s": pulled.fetch_s, "waited_s": begun_s - pulled.at_s, "load_s": load_s}
             parts = {str(part): seconds for part, seconds in self._engine.load_parts.items()}
             self._outbox.post(_loaded(pulled.version, load_parts=parts, **times))

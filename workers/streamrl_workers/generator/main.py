@@ -102,7 +102,7 @@ async def _run(settings: GeneratorSettings) -> GracefulShutdown:
     try:
         model_path = await _model_path(settings)
         failure = EngineFailure(asyncio.get_running_loop())
-        engine = await asyncio.to_thread(_create_engine, settings, model_path, failure.tell)
+        engine = await asyncio.to_thread(_create_engine, settings, model_path, failed=failure.tell)
         write_endpoint(settings.run_dir, process=settings.process, signals=f"{host}:{port}")
         try:
             return await _serve(
@@ -186,7 +186,7 @@ def _frozen_path(settings: GeneratorSettings) -> str:
     return path_in_pod(settings.spec, model_path=settings.model_path, base_dir=settings.base_dir)
 
 
-def _create_engine(settings: GeneratorSettings, model_path: str | None, failed: Callable[[str], None]) -> Engine:
+def _create_engine(settings: GeneratorSettings, model_path: str | None, *, failed: Callable[[str], None]) -> Engine:
     choice = settings.pool.engine
     if model_path is None and choice.common.needs_model:
         raise UserError(field=ENV_MODEL_PATH, rule=f"must be set for engine {choice.key}")

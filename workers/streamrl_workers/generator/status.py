@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from streamrl_workers.generator.engine_loop import EngineLoop, EngineStatus
+from streamrl_workers.generator.engines.base import LoadPart
 from streamrl_workers.generator.link import GeneratorLink
 from streamrl_workers.metrics.bubbles import Recorder
 from streamrl_workers.metrics.signals import Signals, WallMetrics
@@ -28,6 +29,8 @@ class GeneratorStatus:
             metrics.begin("weights_pulled_bytes", source)
         for part in PullTimes().seconds():
             metrics.begin("weights_pull_part_seconds", part)
+        for part in get_args(LoadPart):
+            metrics.begin("weights_load_part_seconds", part)
         self._delta_saved_bytes = self._delta_failures = 0
 
     def weights_arrived(self, size_bytes: int, *, source: str = "trainer") -> None:
@@ -50,11 +53,13 @@ class GeneratorStatus:
         self._metrics.add("weights_delta_failures", 1)
         self._delta_failures += 1
 
-    def weights_taken(self, fetch_s: float, load_s: float) -> None:
-        """The engine has a version that took so long to arrive and to load."""
+    def weights_taken(self, fetch_s: float, load_s: float, parts: Mapping[LoadPart, float]) -> None:
+        """The engine has a version that took so long to arrive and to load; `parts` of the load, in seconds."""
         self._metrics.add("weights_pulled_versions", 1)
         self._metrics.observe("weights_pull_duration_seconds", fetch_s)
         self._metrics.observe("weights_load_duration_seconds", load_s)
+        for part, seconds in parts.items():
+            self._metrics.add("weights_load_part_seconds", seconds, part)
 
     def weights_failed(self) -> None:
         """A version did not arrive, or was refused."""

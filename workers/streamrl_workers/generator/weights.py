@@ -11,9 +11,10 @@ from streamrl_workers.generator.settings import GeneratorSettings
 from streamrl_workers.generator.status import GeneratorStatus
 from streamrl_workers.weights.address import Route, WeightsError
 from streamrl_workers.weights.cache import WeightCache
-from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.hashing import TensorBytes, reserved
 from streamrl_workers.weights.pull import Nearby, pull
 from streamrl_workers.weights.puller import Pull
+from streamrl_workers.weights.shared_memory import shared
 from streamrl_workers.weights.source import Source
 from streamrl_workers.weights.store import RelayStore
 from streamrl_workers.weights.transports import TRANSPORTS, WeightServer
@@ -56,6 +57,7 @@ def pull_of(
 
     With deltas it holds the tensors of the version before; also where the trainer keeps a base, for that. Into a base in float32 adapters are
     merged, in a thread; beside one of fewer digits the engine computes them (`models/published.py`).
+    The bytes come to lie where the engine's processes can read them.
     """
     transport, variables = settings.spec.weights, settings.variables
     trainer, real = settings.spec.trainer, settings.pool.engine.common.needs_model
@@ -80,6 +82,7 @@ def pull_of(
             arrived=told,
             nearby=nearby,
             dials_ranks=not settings.weights_address,
+            memory=shared if settings.pool.engine.common.own_processes else reserved,
         )
         taken(route.times.seconds())
         if not holds:

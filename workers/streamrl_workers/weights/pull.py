@@ -54,6 +54,10 @@ _COPY_BYTES = 16 * 2**20
 """Copied at once: Python's other threads stand still for it."""
 
 
+Memory = Callable[[int], memoryview]
+"""Gives bytes for a version. Raises MemoryError."""
+
+
 class VersionGoneError(WeightsError):
     """The server keeps the version no longer (or never had it); asking again is pointless."""
 
@@ -123,6 +127,7 @@ async def pull(
     arrived: Arrived = lambda *_: None,
     nearby: Nearby | None = None,
     dials_ranks: bool = True,
+    memory: Memory = reserved,
 ) -> dict[str, TensorBytes]:
     """Fetch and verify all tensors of a version that was announced.
 
@@ -131,6 +136,7 @@ async def pull(
         timeout_s: for all of it.
         connect: opens a stream to an address.
         arrived: called with the source and numbers of bytes that it has sent.
+        memory: where what is fetched comes to lie.
         nearby: where slices may be that need not be fetched; after a pull that ended well it holds this version's tensors.
         dials_ranks: whether the addresses of a trainer's ranks lead there from here; otherwise all comes from the route's.
 
@@ -140,7 +146,7 @@ async def pull(
         WeightsError: not complete after `timeout_s`, or there is no memory for it.
     """
     address = Address(route, connect=connect, arrived=arrived, dials_ranks=dials_ranks)
-    run = _Pull(route, address=address, nearby=nearby or Nearby(), cache_s=timeout_s * _CACHE_SHARE)
+    run = _Pull(route, address=address, nearby=nearby or Nearby(), memory=memory, cache_s=timeout_s * _CACHE_SHARE)
     watch = asyncio.create_task(run.watch(), name="weights-watch")
     try:
         async with asyncio.timeout(timeout_s):
@@ -158,10 +164,11 @@ async def pull(
 class _Pull:
     """One pull, over all its connections, and what has arrived."""
 
-    def __init__(self, route: Route, *, address: Address, nearby: Nearby, cache_s: float) -> None:
+    def __init__(self, route: Route, *, address: Address, nearby: Nearby, memory: Memory, cache_s: float) -> None:
         self._route = route
         self._version = route.target.version
         self._nearby = nearby
+        self._memory = memory
         self._cache_s = cache_s
         self._tensors: list[HeldTensor] = []
         self._slices: list[WantedSlice] | None = None  # None until the manifest is there
@@ -268,7 +275,7 @@ class _Pull:
         """Lay the tensors out in memory, but those that are held; return the slices that are missing."""
         fresh = [entry for entry in manifest.tensors if not self._is_held(entry)]
         try:
-            laid_out = _with_memory(fresh)
+            laid_out = _with_memory(fresh, memory=self._memory)
         except MemoryError as error:
             raise WeightsError(f"{self._route}: {error}") from None
         held = [self._nearby.held[entry.name] for entry in manifest.tensors if self._is_held(entry)]
@@ -326,13 +333,13 @@ class _Pull:
         return True
 
 
-def _with_memory(entries: list[pb.TensorEntry]) -> list[HeldTensor]:
+def _with_memory(entries: list[pb.TensorEntry], *, memory: Memory) -> list[HeldTensor]:
     """Return tensors that have not arrived, in one piece of memory. Raises MemoryError."""
     places = [0]
     for entry in entries:
         places.append(places[-1] + -(-size_bytes(entry) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
-    memory = reserved(places[-1])
+    whole = memory(places[-1])
     return [
-        HeldTensor(entry, memory[begin : begin + size_bytes(entry)])
+        HeldTensor(entry, whole[begin : begin + size_bytes(entry)])
         for begin, entry in zip(places, entries, strict=False)
     ]

@@ -7,7 +7,7 @@ Shared by the engines `hf` and `vllm`. Knows no torch.
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -32,6 +32,10 @@ class ActiveSequence:
     observed: tuple[int, ...] = ()  # the end of the context, where this request brought it as text
     reported: bool = False  # its first delta is out
     replayed: int = 0  # of its last tokens, those that engine `hf` has yet to feed again
+    lease: int = field(init=False)  # of the request, read once
+
+    def __post_init__(self) -> None:
+        self.lease = self.request.lease
 
     @property
     def turn(self) -> list[int]:
@@ -204,13 +208,23 @@ class Requests:
         return seq if reason is None else self._delta(seq, version=version, reason=reason)
 
     def extend(self, seq: ActiveSequence, *, tokens: Sequence[int], logprobs: Sequence[float], version: int) -> Delta:
-        """What new tokens mean for a sequence; those behind its end are dropped."""
+        """Return what new tokens mean for a sequence; those after its end are dropped."""
+        completion = seq.completion
+        if (
+            seq.reported
+            and not seq.stop
+            and len(completion) + len(tokens) < seq.limit
+            and self.end_ids.isdisjoint(tokens)
+            and all(map(math.isfinite, logprobs))
+        ):  # nearly all: the rest below costs several times as much
+            completion += tokens
+            return Delta(seq.lease, tuple(tokens), tuple(logprobs), version)
         reason = None
         for taken, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
             if not math.isfinite(logprob):
                 error = f"the model gave a log-prob of {logprob} under weights of version {version}"
                 return self.failed(seq, error, version=version)
-            seq.completion.append(token)
+            completion.append(token)
             reason = self._stopping.reason(seq)
             if reason is not None:
                 tokens, logprobs = tokens[:taken], logprobs[:taken]
@@ -251,7 +265,7 @@ class Requests:
         observation_tokens = seq.observed if tokens and not seq.reported else ()
         seq.reported = True
         return Delta(
-            lease=seq.request.lease,
+            lease=seq.lease,
             tokens=tokens,
             logprobs=logprobs,
             version=version,

@@ -1,9 +1,9 @@
 """vLLM's `AsyncLLM` in a thread of its own, behind calls that never wait for ever.
 
-    engine's thread ── submit, cancel, pause, update ──▶ THREAD "vllm": event loop, AsyncLLM, one task a request ──▶ core, workers (processes)
-                    ◀──────────── outputs ─────────────┘
+    engine's thread ── submit, cancel, pause, update ──▶ THREAD "vllm": event loop, AsyncLLM ──▶ core, workers (processes)
+                    ◀── outputs of all requests, a step at a time ──┘
 
-Owns: the thread, the tasks, the deadlines, how the death of vLLM's processes is seen. Does not own what a token means (`engine.py`).
+Owns: the thread, its tasks, the deadlines, how the death of vLLM's processes is seen. Does not own what a token means (`engine.py`).
 The thread starts vLLM's processes and lives as long as they do: they end with it (`plugin.py`).
 
 Invariants:
@@ -14,14 +14,13 @@ Invariants:
 
 import asyncio
 import contextlib
-import functools
 import logging
 import multiprocessing
 import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +33,7 @@ from vllm.inputs import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.output_processor import RequestOutputCollector, RequestState
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from streamrl.errors import UserError
@@ -41,6 +41,7 @@ from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
 from streamrl_workers.generator.engines.vllm.adapters import REQUEST, load_request
 from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE, refusal_in
 from streamrl_workers.generator.engines.vllm.start_errors import start_error
+from streamrl_workers.weights.shared_memory import SharedMemory
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
@@ -50,14 +51,16 @@ _START_TIMEOUT_S = 1800.0
 _LOAD_BYTES_PER_S = 100e6
 """An update gets the time of the slowest disk beside that of a probe: the core answers nobody while its workers read and load."""
 _CLOSE_TIMEOUT_S = 20.0
+_GIVE_INTERVAL_S = 0.05
+"""Between two hand-overs of tokens to the engine's thread, where no request ends: each costs three threads a turn, whatever it brings."""
 _WATCH_INTERVAL_S = 0.1
 """Between two looks whether vLLM has seen the death of one of its processes."""
 _HANDLER_TURNS = 16
-"""Turns of the loop in which vLLM's output handler, and then the requests' tasks, take what has come: they need four, and one for each chunk."""
+"""Turns of the loop in which vLLM's output handler takes what has come: it needs two, and one for each chunk."""
 
 
 class Output(NamedTuple):
-    """What one request gained, under one version. One for each token, so cheap."""
+    """What one request gained, under one version."""
 
     lease: int
     tokens: Sequence[int] = ()
@@ -79,26 +82,30 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightFiles:
+class WeightUpdate:
     """What an update loads."""
 
-    base: Path | None  # with all tensors but adapters; None: vLLM has them
-    identity: Sequence[int] = ()  # of the base's file when it had been written
-    adapters: Path | None = None  # folder
-    size_bytes: int = 0
+    memories: Sequence[SharedMemory]  # in which the tensors lie
+    identities: Sequence[list[int]]  # of the memories' files
+    tensors: Sequence[
+        tuple[str, str, list[int], int, int]
+    ]  # name, dtype, shape, memory, offset; none: vLLM has the base
+    adapters: Path | None  # folder
+    size_bytes: int
 
 
-class _KvUsage(StatLoggerBase):
-    """Remembers how full the memory for keys and values was at the last step."""
+class _StepListener(StatLoggerBase):
+    """Hears of each step, in vLLM's output handler as soon as all requests have their outputs; remembers how full keys and values were."""
 
-    share = 0.0
+    kv_share = 0.0
 
-    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:  # noqa: ANN401 - vLLM calls these structures unstable
-        pass
+    def __init__(self, stepped: Callable[[], None]) -> None:
+        self._stepped = stepped
 
-    def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401
+    def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:  # noqa: ANN401 - vLLM calls these structures unstable
         if scheduler_stats is not None:
-            self.share = scheduler_stats.kv_cache_usage
+            self.kv_share = scheduler_stats.kv_cache_usage
+        self._stepped()
 
     def log_engine_initialized(self) -> None:
         pass
@@ -132,13 +139,14 @@ class AsyncEngine:
         self._failed = failed
         self._adapted = adapted
         self._fault: str | None = None
-        self._gained: list[Output] = []  # in this turn of the loop
         self._outputs: list[Output] = []
+        self._given_s = 0.0
         self._filled = threading.Condition()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._requests: dict[int, _Request | None] = {}  # by lease; None: vLLM does not have it yet
+        self._tasks: set[asyncio.Task[None]] = set()  # that give it requests, or take them back
         self._updating = False
         self._version = -1
-        self._usage = _KvUsage(None)
+        self._steps = _StepListener(self._collect)
         self._cache: CacheConfig
         self._llm: AsyncLLM
         self._loop: asyncio.AbstractEventLoop
@@ -176,10 +184,10 @@ class AsyncEngine:
         """Hold all requests and forget their keys and values."""
         self._wait(self._pause(), self._probe_timeout_s, what="a pause")
 
-    def update(self, files: WeightFiles, *, version: int) -> None:
-        """Put the weights into the paused engine, if the base's file is still as it was written, and go on."""
-        timeout_s = self._probe_timeout_s + files.size_bytes / _LOAD_BYTES_PER_S
-        self._wait(self._update(files, version=version), timeout_s, what="an update of weights")
+    def update(self, weights: WeightUpdate, *, version: int) -> dict[str, float]:
+        """Put the weights into the paused engine, and resume. Returns the seconds of each part."""
+        timeout_s = self._probe_timeout_s + weights.size_bytes / _LOAD_BYTES_PER_S
+        return self._wait(self._update(weights, version=version), timeout_s, what="an update of weights")
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return log-probs at temperature 1 of each sequence's tokens but the first; none of one that is too long."""
@@ -197,7 +205,7 @@ class AsyncEngine:
         capacity = self._cache.kv_cache_size_tokens
         if not capacity:
             return None
-        used = round(capacity * self._usage.share)
+        used = round(capacity * self._steps.kv_share)
         shares_prompts = bool(self._cache.enable_prefix_caching)
         return KvLoad(capacity_tokens=capacity, used_tokens=used, shares_prompts=shares_prompts)
 
@@ -235,7 +243,7 @@ class AsyncEngine:
     async def _serve(self, started: "Future[None]") -> None:
         self._loop = asyncio.get_running_loop()
         self._closing = asyncio.Event()
-        self._llm = AsyncLLM.from_engine_args(self._args, stat_loggers=[lambda *_: self._usage])
+        self._llm = AsyncLLM.from_engine_args(self._args, stat_loggers=[lambda *_: self._steps])
         self._cache = self._llm.vllm_config.cache_config
         try:
             await self._llm.init_weight_transfer_engine(
@@ -245,9 +253,9 @@ class AsyncEngine:
             started.set_result(None)
             await self._watch()
         finally:
-            for task in self._tasks.values():
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             if self._fault is not None:  # a core that stands still would not hear of its end; its workers end with it
                 for child in multiprocessing.active_children():
                     child.kill()
@@ -267,6 +275,7 @@ class AsyncEngine:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WATCH_INTERVAL_S):
                     await self._closing.wait()
+            self._collect(give=True)  # an error ends the output handler, so no step follows
             if self._llm.errored:
                 self._fail("a process of vLLM has ended")
             elif not self._updating and time.monotonic() - probed_s > self._probe_timeout_s / 3:
@@ -316,62 +325,78 @@ class AsyncEngine:
             task.cancel()
 
     def _begin(self, submissions: Sequence[Submission]) -> None:
-        for submission in submissions:
-            lease = submission.lease
-            task = self._loop.create_task(self._generate(submission), name=f"lease {lease}")
-            self._tasks[lease] = task
-            task.add_done_callback(functools.partial(self._ended, lease))
-
-    def _ended(self, lease: int, _: "asyncio.Task[None]") -> None:
-        del self._tasks[lease]
+        self._requests.update(dict.fromkeys(submission.lease for submission in submissions))
+        self._own(self._add(submissions), name="vLLM: new requests")
 
     def _abort(self, leases: Collection[int]) -> None:
-        for lease in leases:
-            task = self._tasks.get(lease)
-            if task is not None:
-                task.cancel()
+        requests = [self._requests.pop(lease, None) for lease in leases]
+        if known := [request.vllm_id for request in requests if request is not None]:
+            self._own(self._llm.abort(known, internal=True), name="vLLM: cancelled requests")
 
-    async def _generate(self, submission: Submission) -> None:
-        """One request, from its start to its end."""
-        lease, done = submission.lease, 0
-        versions = _Versions(self._llm, request_id=str(lease))
-        try:
-            async for output in self._llm.generate(
-                tokens_input(submission.tokens, cache_salt=str(self._version)),
-                submission.params,
-                request_id=str(lease),
-                priority=submission.priority,
-                lora_request=REQUEST if self._adapted else None,
-                trace_headers={"traceparent": submission.traceparent} if submission.traceparent else None,
-            ):
-                completion = output.outputs[0]
-                tokens, count = completion.token_ids, len(completion.token_ids)
-                logprobs = completion.logprobs.logprobs[-count:] if count else []
-                *earlier, (start, _, version) = versions.of(completion, first=done)
-                for begin, end, old in earlier:
-                    self._put(
-                        Output(lease, tokens[begin - done : end - done], logprobs[begin - done : end - done], old)
-                    )
-                if earlier:
-                    tokens, logprobs = tokens[start - done :], logprobs[start - done :]
-                self._put(Output(lease, tokens, logprobs, version, output.finished))
-                done += count
-        except EngineDeadError:
-            self._fail("a process of vLLM has ended")
-        except Exception as error:  # noqa: BLE001 - of this request alone
-            self._put(Output(lease=lease, ended=True, error=_line(error)))
+    def _own(self, call: Coroutine[Any, Any, None], *, name: str) -> None:
+        task = self._loop.create_task(call, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
 
-    def _put(self, output: Output) -> None:
-        """Give it out with all others of this turn: those that vLLM's handler has woken for one step run in one turn."""
-        if not self._gained:
-            self._loop.call_soon(self._give)
-        self._gained.append(output)
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail("a process of vLLM has ended" if isinstance(error, EngineDeadError) else f"vLLM: {_line(error)}")
 
-    def _give(self) -> None:
+    async def _add(self, submissions: Sequence[Submission]) -> None:
+        """Give requests to vLLM, but those that are cancelled meanwhile."""
+        for submission in submissions:
+            lease = submission.lease
+            if lease not in self._requests:
+                continue
+            try:
+                collector = await self._llm.add_request(
+                    str(lease),
+                    tokens_input(submission.tokens, cache_salt=str(self._version)),
+                    submission.params,
+                    priority=submission.priority,
+                    lora_request=REQUEST if self._adapted else None,
+                    trace_headers={"traceparent": submission.traceparent} if submission.traceparent else None,
+                )
+            except EngineDeadError:
+                raise
+            except Exception as error:  # noqa: BLE001 - of this request alone
+                if lease in self._requests:
+                    self._give([Output(lease, ended=True, error=_line(error))])
+                continue
+            if lease in self._requests:
+                self._requests[lease] = _Request(lease, collector, states=self._llm.output_processor.request_states)
+            else:
+                await self._llm.abort([collector.request_id], internal=True)
+
+    def _collect(self, *, give: bool = False) -> None:
+        """Take what each request has gained; give it out if a request ended, the last time is long ago, or `give` is set.
+
+        A task for each request would cost more than all else: the loop wakes it for every token.
+        """
+        for request in self._requests.values():
+            if request is not None:
+                try:
+                    give |= request.take()
+                except EngineDeadError:
+                    self._fail("a process of vLLM has ended")
+                except Exception as error:  # noqa: BLE001 - of this request alone
+                    give = request.fail(_line(error))
+        if give or time.monotonic() > self._given_s + _GIVE_INTERVAL_S:
+            self._give(
+                [output for request in self._requests.values() if request is not None for output in request.gained()]
+            )
+
+    def _give(self, outputs: Sequence[Output]) -> None:
+        self._given_s = time.monotonic()
+        if not outputs:
+            return
+        for output in outputs:
+            if output.ended:
+                self._requests.pop(output.lease, None)
         with self._filled:
-            self._outputs += self._gained
+            self._outputs += outputs
             self._filled.notify_all()
-        self._gained = []
 
     async def _score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         most = self._llm.vllm_config.model_config.max_model_len - 1
@@ -409,59 +434,97 @@ class AsyncEngine:
         chunks = self._args.max_num_seqs // envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
         for _ in range(_HANDLER_TURNS + chunks):
             await asyncio.sleep(0)
+        self._collect(give=True)
 
-    async def _update(self, files: WeightFiles, *, version: int) -> None:
+    async def _update(self, weights: WeightUpdate, *, version: int) -> dict[str, float]:
+        begun_s = time.monotonic()
         try:
             await self._llm.start_weight_update()
-            if files.base is not None:
-                info = {"path": str(files.base), "identity": list(files.identity)}
+            if weights.tensors:
+                info = {
+                    "files": [
+                        [memory.path, *one] for memory, one in zip(weights.memories, weights.identities, strict=True)
+                    ],
+                    "tensors": list(weights.tensors),
+                }
                 await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
+            loaded_s = time.monotonic()
             await self._llm.finish_weight_update(weight_version=str(version))  # vLLM drops its adapters with it
-            if files.adapters is not None:
-                await self._llm.add_lora(load_request(files.adapters))
+            if weights.adapters is not None:
+                await self._llm.add_lora(load_request(weights.adapters))
+            adapted_s = time.monotonic()
             await self._llm.resume_generation()
         finally:
             self._updating = False
         self._version = version
+        return {"load": loaded_s - begun_s, "finish": adapted_s - loaded_s, "resume": time.monotonic() - adapted_s}
 
 
-class _Versions:
-    """Which weights made which tokens of a request, as vLLM says.
+class _Request:
+    """A request in vLLM: what it has gained and not given out, and which weights made which of its tokens.
 
-    Its outputs say so only at the end; before, its bookkeeping of the request does.
+    vLLM's outputs say so only at the end; before, its bookkeeping of the request does.
     """
 
-    def __init__(self, llm: AsyncLLM, *, request_id: str) -> None:
-        self._processor = llm.output_processor
-        self._request_id = request_id
-        self._starts: list[tuple[str, int]] | None = None
-        self._newest = ("", -1)  # as vLLM names it, and its number
+    __slots__ = ("_collector", "_ended", "_error", "_first", "_logprobs", "_starts", "_states", "_tokens", "lease")
 
-    def of(self, completion: Any, *, first: int) -> list[tuple[int, int, int]]:  # noqa: ANN401 - vLLM's CompletionOutput
-        """(start, end, version) over the tokens `first` … of this output; one empty span where there are none."""
-        end = first + len(completion.token_ids)
+    def __init__(self, lease: int, collector: RequestOutputCollector, *, states: Mapping[str, RequestState]) -> None:
+        """`states`: vLLM's, by its own names of requests."""
+        self.lease = lease
+        self._collector = collector
+        self._states = states
+        self._starts: Sequence[tuple[str, int]] | None = None  # a version, and its first token
+        self._first = 0  # of the tokens below, in the request
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._ended = False
+        self._error: str | None = None
+
+    @property
+    def vllm_id(self) -> str:
+        """Name that vLLM has given to the request."""
+        name: str = self._collector.request_id
+        return name
+
+    def take(self) -> bool:
+        """Take what has come since the last call; True: vLLM makes no more. Raises what came instead. Once for each token, so cheap."""
+        output: Any = self._collector.get_nowait()
+        if output is None:
+            return False
+        completion = output.outputs[0]
+        if tokens := completion.token_ids:
+            self._tokens += tokens
+            self._logprobs += completion.logprobs.logprobs
         if completion.weight_versions is not None:
-            starts = [(span.version, span.start) for span in completion.weight_versions]
-        else:
-            starts = self._live_starts()
-        if starts and starts[-1][1] <= first:  # as nearly always: all by the newest
-            return [(first, end, self._number(starts[-1][0]))]
-        if first == end:  # it ends before its first token
-            return [(first, end, -1)]
-        ends = [start for _, start in starts[1:]] + [end]
-        spans = [(start, stop, int(version)) for (version, start), stop in zip(starts, ends, strict=True)]
-        return [(max(start, first), stop, version) for start, stop, version in spans if stop > first]
+            self._starts = [(span.version, span.start) for span in completion.weight_versions]
+        elif self._starts is None:
+            self._starts = self._states[self.vllm_id].weight_version_starts  # vLLM appends to it
+        self._ended = output.finished
+        return self._ended
 
-    def _number(self, version: str) -> int:
-        if version != self._newest[0]:
-            self._newest = (version, int(version))
-        return self._newest[1]
+    def fail(self, error: str) -> bool:
+        """It has ended with an error; returns True."""
+        self._ended, self._error = True, error
+        return True
 
-    def _live_starts(self) -> list[tuple[str, int]]:
-        if self._starts is None:
-            (internal,) = self._processor.external_req_ids[self._request_id]
-            self._starts = self._processor.request_states[internal].weight_version_starts
-        return self._starts
+    def gained(self) -> list[Output]:
+        """Return what was taken since the last call, by version."""
+        tokens, logprobs, first = self._tokens, self._logprobs, self._first
+        if not tokens:
+            return [Output(self.lease, ended=True, error=self._error)] if self._ended else []
+        self._tokens, self._logprobs, self._first = [], [], first + len(tokens)
+        starts = self._starts
+        assert starts, "vLLM does not say which weights made a token"
+        if starts[-1][1] <= first:  # as nearly always: all by the newest
+            return [Output(self.lease, tokens, logprobs, int(starts[-1][0]), self._ended, self._error)]
+        ends = [start for _, start in starts[1:]] + [self._first]
+        outputs = []
+        for (version, start), end in zip(starts, ends, strict=True):
+            if end > first:
+                part = slice(max(start, first) - first, end - first)
+                outputs.append(Output(self.lease, tokens[part], logprobs[part], int(version)))
+        outputs[-1] = outputs[-1]._replace(ended=self._ended, error=self._error)
+        return outputs
 
 
 def _line(error: BaseException) -> str:

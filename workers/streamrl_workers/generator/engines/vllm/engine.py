@@ -11,7 +11,6 @@ Invariants: those of `Engine`. An update forgets keys and values of the old weig
 """
 
 import itertools
-import shutil
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from pathlib import Path
 
 import torch
 from prometheus_client import REGISTRY, Metric, generate_latest
-from safetensors.torch import save_file
 from transformers import PreTrainedConfig
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.sampling_params import RequestOutputKind
@@ -35,22 +33,24 @@ from streamrl_workers.generator.engines.requests import (
     limit_tokens,
 )
 from streamrl_workers.generator.engines.vllm.adapters import write_adapters
-from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission, WeightFiles
+from streamrl_workers.generator.engines.vllm.async_engine import AsyncEngine, Output, Submission, WeightUpdate
 from streamrl_workers.generator.engines.vllm.options import engine_arguments, refuse_latent_attention_on_cpus
 from streamrl_workers.generator.engines.vllm.plugin import file_identity
 from streamrl_workers.models.checkpoint_layout import CheckpointLayout
 from streamrl_workers.models.load import DTYPES, load_structure, load_tokenizer
-from streamrl_workers.models.published import Adapter, Parameters, as_tensor, is_loaded, split
+from streamrl_workers.models.published import Adapter, Parameters, is_loaded, split
 from streamrl_workers.models.rope import rope_switch
 from streamrl_workers.models.side_path import side_path_of
 from streamrl_workers.weights.hashing import TensorBytes
+from streamrl_workers.weights.shared_memory import shared, shared_part
 
 _STEP_S = 0.2
 """How long a step waits for tokens: commands wait behind it."""
 _MASK_63 = (1 << 63) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 """Sets the seeds of continuations apart."""
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+_ALIGNMENT_BYTES = 64
+"""Of a tensor that is copied into shared memory."""
 
 
 class _Metrics:
@@ -70,7 +70,13 @@ class VllmEngine:
     """`AsyncLLM` behind the `Engine` protocol."""
 
     def __init__(
-        self, core: AsyncEngine, *, slots: int, requests: Requests, checked: Parameters, labels: Mapping[str, str]
+        self,
+        core: AsyncEngine,
+        *,
+        slots: int,
+        requests: Requests,
+        checked: Parameters,
+        labels: Mapping[str, str],
     ) -> None:
         """`core` has started; its weights mean nothing yet."""
         self.slots = slots
@@ -84,8 +90,6 @@ class VllmEngine:
         self._sequences: dict[int, ActiveSequence] = {}  # by lease
         self._age = itertools.count()
         self.load_parts: Mapping[LoadPart, float] = {}
-        self.last_pause_s = 0.0
-        """How long the last update kept all requests still."""
 
     def active(self) -> int:
         return len(self._sequences)
@@ -123,15 +127,14 @@ class VllmEngine:
         self._expected.check(base)
         known = bool(adapters) and is_loaded(base, loaded=self._base)
         begun_s = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="streamrl-weights-", dir=_place(tensors)) as folder:
-            files = _write(Path(folder), base=None if known else base, adapters=adapters)
+        with tempfile.TemporaryDirectory(prefix="streamrl-adapters-") as folder:
+            update = _update(None if known else base, adapters=adapters, folder=Path(folder) / "adapters")
             paused_s = time.monotonic()  # until here it has generated on
             self._core.pause()
             late = self._deltas(self._core.outputs(timeout_s=0.0))
             held_s = time.monotonic()
-            self._core.update(files, version=version)
+            self._core.update(update, version=version)
         ended_s = time.monotonic()
-        self.last_pause_s = ended_s - paused_s
         self.load_parts = {"copy": paused_s - begun_s, "pause": held_s - paused_s, "load": ended_s - held_s}
         self.version = version
         self._base = base if adapters else {}
@@ -165,17 +168,21 @@ class VllmEngine:
         )
 
     def _deltas(self, outputs: Sequence[Output]) -> list[Delta]:
-        deltas = []
+        deltas, extend = [], self._requests.extend
         for output in outputs:
-            seq = self._sequences.get(output.lease)
+            lease, tokens, logprobs, version, ended, _ = output
+            seq = self._sequences.get(lease)
             if seq is None:  # cancelled, or it had ended before
                 continue
-            delta = self._delta(seq, output)
+            if tokens and not ended:
+                delta = extend(seq, tokens=tokens, logprobs=logprobs, version=version)
+            else:
+                delta = self._delta(seq, output)
             deltas.append(delta)
             if delta.finish_reason is not None:
-                del self._sequences[output.lease]
-                if not output.ended:  # at a stop string: vLLM knows no text
-                    self._core.cancel([output.lease])
+                del self._sequences[lease]
+                if not ended:  # at a stop string: vLLM knows no text
+                    self._core.cancel([lease])
         return deltas
 
     def _delta(self, seq: ActiveSequence, output: Output) -> Delta:
@@ -204,25 +211,42 @@ def sampling_params(sampling: pb.Sampling, *, end_ids: frozenset[int], max_token
     )
 
 
-def _write(folder: Path, *, base: Mapping[str, TensorBytes] | None, adapters: Mapping[str, Adapter]) -> WeightFiles:
-    """Into the folder what vLLM is to load."""
-    size_bytes, path, identity, apart = 0, None, [], None
-    if base is not None:
-        path = folder / "model.safetensors"
-        save_file({name: as_tensor(published) for name, published in base.items()}, path)
-        identity, size_bytes = file_identity(path), path.stat().st_size
+def _update(base: Mapping[str, TensorBytes] | None, *, adapters: Mapping[str, Adapter], folder: Path) -> WeightUpdate:
+    """Return what vLLM is to load: the base where the pull has put it, adapters in files.
+
+    Tensors that the pull has not put into shared memory, as those that adapters were merged into, are copied there.
+    """
+    tensors = _in_shared_memory({} if base is None else base)
+    parts = {name: shared_part(tensor.data) for name, tensor in tensors.items()}
+    memories = list({part[0]: None for part in parts.values() if part is not None})
+    places = []
+    for name, (dtype, shape, _) in sorted(tensors.items()):
+        memory, offset = parts[name] or (None, 0)
+        places.append((name, dtype, list(shape), -1 if memory is None else memories.index(memory), offset))
+    size_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
     if adapters:
-        apart = folder / "adapters"
-        size_bytes += write_adapters(apart, adapters)
-    return WeightFiles(base=path, identity=identity, adapters=apart, size_bytes=size_bytes)
+        size_bytes += write_adapters(folder, adapters)
+    return WeightUpdate(
+        memories=memories,
+        identities=[file_identity(Path(memory.path)) for memory in memories],
+        tensors=places,
+        adapters=folder if adapters else None,
+        size_bytes=size_bytes,
+    )
 
 
-def _place(tensors: Mapping[str, TensorBytes]) -> Path | None:
-    """Shared memory where the weights fit there twice, else the folder for temporary files."""
-    if not _SHARED_MEMORY.is_dir():
-        return None
-    size = sum(tensor.data.nbytes for tensor in tensors.values())
-    return _SHARED_MEMORY if shutil.disk_usage(_SHARED_MEMORY).free > 2 * size else None
+def _in_shared_memory(tensors: Mapping[str, TensorBytes]) -> dict[str, TensorBytes]:
+    """Return the tensors with those copied that lie elsewhere. One without bytes has no place."""
+    apart = {name: one for name, one in tensors.items() if one.data.nbytes and shared_part(one.data) is None}
+    sizes = [-(-one.data.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for one in apart.values()]
+    memory = shared(sum(sizes))
+    found = dict(tensors)
+    for (name, one), end in zip(apart.items(), itertools.accumulate(sizes), strict=True):
+        begin = end - -(-one.data.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        target = memory[begin : begin + one.data.nbytes]
+        target[:] = one.data.cast("B")
+        found[name] = one._replace(data=target)
+    return found
 
 
 def _limit_tokens(config: PreTrainedConfig, *, max_tokens: int) -> int:
@@ -273,4 +297,10 @@ def create(options: EngineOptions) -> VllmEngine:
         add_special_tokens=options.add_special_tokens,
     )
     checked = Parameters(model)
-    return VllmEngine(core, slots=options.spec.slots, requests=requests, checked=checked, labels=options.metric_labels)
+    return VllmEngine(
+        core,
+        slots=options.spec.slots,
+        requests=requests,
+        checked=checked,
+        labels=options.metric_labels,
+    )

@@ -1,21 +1,23 @@
-"""The worker's side of an update of weights: a file on the generator's own disk or shared memory into the model in place.
+"""The worker's side of an update of weights: memory of the generator into the model in place.
 
-Runs in vLLM's worker process, while nothing is generated. So nothing is hashed here: the pull has verified the bytes, the generator has
-written them to a file of its own, and it is that file (`file_identity`). All happens in one `update_weights` call. A fault may leave the
+Runs in vLLM's worker process, while nothing is generated. So nothing is hashed here: the pull has verified the bytes, and it is the very
+memory that they arrived in (`file_identity`). All happens in one `update_weights` call. A fault may leave the
 model half loaded: then the engine is given up (`async_engine.py`).
 
 Invariants:
-- What goes into the model is the file that the generator has written from verified bytes (invariant 4), as it was written.
-- Every parameter of the model is loaded whole, and every tensor of the file is used (`load_watch.py`): an update that leaves one out is refused.
+- What goes into the model lies in memory that the generator has verified (invariant 4). It is mapped so that no write here reaches it.
+- Every parameter of the model is loaded whole, and every tensor is used (`load_watch.py`): an update that leaves one out is refused.
 """
 
-from collections.abc import Iterator
+import mmap
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload.layerwise import (
@@ -39,12 +41,14 @@ class FileInit(WeightTransferInitInfo):
 class FileUpdate(WeightTransferUpdateInfo):
     """One version of the weights."""
 
-    path: str = ""  # of a safetensors file with all tensors
-    identity: list[int] = field(default_factory=list)  # of the file when it had been written
+    files: list[tuple[str, int, int, int, int]] = field(default_factory=list)  # path and `file_identity`
+    tensors: list[tuple[str, str, list[int], int, int]] = field(
+        default_factory=list
+    )  # name, dtype, shape, file, offset
 
 
 class FileWeightEngine(WeightTransferEngine[FileInit, FileUpdate]):
-    """Loads a whole version from one file."""
+    """Loads a whole version."""
 
     init_info_cls = FileInit
     update_info_cls = FileUpdate
@@ -64,18 +68,19 @@ class FileWeightEngine(WeightTransferEngine[FileInit, FileUpdate]):
         """Nothing to do."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the file."""
+        """Load the version."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     @torch.no_grad()
     def receive_weights(self, update: FileUpdate) -> None:
-        """Load the file. Raises ValueError where it is not as it was written."""
-        if file_identity(Path(update.path)) != update.identity:
-            raise ValueError("the file of weights was changed after it had been written")
-        with safe_open(update.path, framework="pt", device="cpu") as file:
-            self._reload((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 - it is no mapping
+        """Load all tensors. Raises ValueError where a file is not the one that the generator has named."""
+        files = [_mapped(Path(path), identity) for path, *identity in update.files]
+        self._reload(
+            (name, _tensor(files, dtype=dtype, shape=shape, file=file, offset=offset))
+            for name, dtype, shape, file, offset in update.tensors
+        )
 
     def _reload(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
         """vLLM's layer-wise reload: each module is made anew as soon as its last tensor has come. Raises ValueError for what was left out."""
@@ -113,3 +118,22 @@ class FileWeightEngine(WeightTransferEngine[FileInit, FileUpdate]):
         for module in self.model.modules():
             if isinstance(module, ParallelLMHead) and module.weight.data_ptr() in embeddings:
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+
+def _mapped(path: Path, identity: list[int]) -> mmap.mmap:
+    """Map a file; what is written to the mapping stays in this process."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if file_identity(path) != identity:
+            raise ValueError("the memory of weights is another one than the generator has named, or was changed")
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(fd)
+
+
+def _tensor(files: Sequence[mmap.mmap], *, dtype: str, shape: list[int], file: int, offset: int) -> torch.Tensor:
+    """Return a tensor that lies in the file; one without elements lies in none."""
+    kind: torch.dtype = getattr(torch, dtype)
+    if not prod(shape):
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(files[file], dtype=kind, count=prod(shape), offset=offset).view(shape)
