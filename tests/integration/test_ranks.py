@@ -110,7 +110,6 @@ def test_ranks_publish_what_they_hold(tmp_path: Path, model: Path, family: str, 
     folder = model if family == "tied" else save_tiny(family, tmp_path / "model")
     with RankTeam(tmp_path / "run", size=size, model=folder) as team:
         assert team.answer() == "ready"
-        team.steps(1, groups=GROUPS)
         check_published(team, team.tensors("gathered"))
         assert team.leave() == [0] * size, team.log(1)
 
