@@ -74,6 +74,8 @@ async def test_a_cancelled_call_ends_its_thread_and_logs_nothing(caplog: pytest.
                 await asking
         await source.close()
     del asking, source
+    for _ in range(10):  # callbacks of the loop hold them as well
+        await asyncio.sleep(0)
     gc.collect()
     assert not caplog.records
 
