@@ -138,8 +138,8 @@ async def until_ended(work: "asyncio.Future[Any]") -> None:
             await asyncio.wait([work])
         except asyncio.CancelledError as error:
             cancelled = error
+    work.exception()  # retrieved, so that it is not logged where the caller does not ask for it
     if cancelled is not None:
-        work.exception()  # retrieved, so that it is not logged
         raise cancelled
 
 

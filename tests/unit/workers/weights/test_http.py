@@ -1,6 +1,7 @@
 """Connections between a puller and a server of weights over HTTP: what ends them, and who waits for whom."""
 
 import asyncio
+import gc
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -59,6 +60,24 @@ async def test_strangers_of_one_address_take_no_place_from_another(served: tuple
         assert await asyncio.to_thread(silent[0].recv, 1) == b""
         other.sendall(f"GET {versions_path(version)} HTTP/1.1\r\n\r\n".encode())
         assert (await asyncio.to_thread(other.recv, 100)).startswith(b"HTTP/1.1 401 ")
+
+
+async def test_a_cancelled_call_ends_its_thread_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        source = await opened(f"127.0.0.1:{silent.getsockname()[1]}")
+        connection, _ = silent.accept()
+        with connection:
+            asking = asyncio.create_task(source.manifest(pb.VersionName()))
+            assert await asyncio.to_thread(connection.recv, 1)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+        await source.close()
+    del asking, source
+    for _ in range(10):  # callbacks of the loop hold them as well
+        await asyncio.sleep(0)
+    gc.collect()
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
