@@ -1,13 +1,16 @@
 """Which samples go into one forward pass. Pure; no torch.
 
-Samples are packed into right-padded batches of alike lengths (docs/decisions/0004-micro-batches.md). One with several contexts is
-several here: each has what the model saw, and its own trained tokens.
+A pass of one rank is a micro-batch; a pass of all ranks is a round. Ranks gather each block together, so a round takes as long as its
+most expensive micro-batch: it is dealt by cost (docs/decisions/0090-rows-without-padding.md). A sample with several contexts is several
+here: each has what the model saw, and its own trained tokens.
 
-Invariants: `pack` puts every sample into exactly one batch; a batch's padded tokens are within the budget, except
-that a sample longer than the budget goes alone.
+Invariants: `pack` puts every sample into exactly one micro-batch. Its tokens, padding included, are at most the budget, or the longest
+sample of its round. Every round has a micro-batch for each rank: an empty one where no sample is left.
 """
 
+import heapq
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,13 +20,13 @@ from streamrl_workers.stream.segments import trained_contexts
 from streamrl_workers.trainer.engines.step_metrics import version_lag
 
 PADDING_TOKENS = 256
-"""A batch is closed before its padding exceeds this: about what one more forward pass costs (measured, decision 0004)."""
+"""Maximum padding of a micro-batch whose samples are rows: about the cost of one more forward pass (measured, decision 0004)."""
 
 IDLE_SHARE = 4
 """With nothing else to do, a micro-step starts at this fraction (1/4) of the token budget: smaller ones use the machine badly."""
 
-_TRIED_ROUNDS = 3
-"""Above one rank so many numbers of rounds are tried: one round more can be shorter in all than one that is badly filled."""
+EVEN_PERCENT = 96
+"""Minimum mean cost of a round's micro-batches, in percent of the largest, for it to start while samples still arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,85 +139,115 @@ def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float 
     return packed
 
 
-def rounds(batches: Sequence[list[PackedSample]], *, ranks: int) -> list[list[list[PackedSample]]]:
-    """Batches in rounds of one for each rank; ranks that are left over in the last round get an empty one."""
-    padded = [*batches, *([[]] * (-len(batches) % ranks))]
-    return [list(padded[begin : begin + ranks]) for begin in range(0, len(padded), ranks)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the samples of a micro-batch lie, and what a sample costs."""
+
+    packed: bool  # one after the other in one row; else a row each, padded on the right to the longest
+    attention_tokens: float  # length of a sample at which attention costs as much as all else
+
+    def cost(self, tokens: int) -> float:
+        """Return the time of a sample of this length, in tokens of short samples."""
+        return tokens * (1.0 + tokens / self.attention_tokens)
 
 
-def pack(samples: Sequence[PackedSample], *, budget_tokens: int) -> list[list[PackedSample]]:
-    """Batches for one forward pass each, longest samples first."""
-    batches: list[list[PackedSample]] = []
-    padding = 0
-    for sample in sorted(samples, key=lambda s: -s.inputs):
-        longest = batches[-1][0].inputs if batches else 0
-        padding += longest - sample.inputs
-        fits = batches and longest * (len(batches[-1]) + 1) <= budget_tokens and padding <= PADDING_TOKENS
-        if fits:
-            batches[-1].append(sample)
-        else:
-            batches.append([sample])
-            padding = 0
+class _MicroBatch:
+    """Samples of one rank's pass, longest first."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self.samples: list[PackedSample] = []
+        self.tokens, self.cost = 0, 0.0  # cost: with that of padding
+
+    def add(self, sample: PackedSample) -> None:
+        """Take one that is within `span`."""
+        self.samples.append(sample)
+        self.tokens += sample.inputs
+        self.cost += self._layout.cost((sample if self._layout.packed else self.samples[0]).inputs)
+
+    def span(self, limit_tokens: int) -> tuple[int, int]:
+        """Return the least and the greatest length of a sample that fits beside the others."""
+        count = len(self.samples)
+        if self._layout.packed or not count:
+            return 0, limit_tokens - self.tokens
+        longest = self.samples[0].inputs
+        padding = count * longest - self.tokens
+        return longest - (PADDING_TOKENS - padding), longest if longest * (count + 1) <= limit_tokens else 0
+
+
+def pack(
+    samples: Sequence[PackedSample], *, budget_tokens: int, layout: Layout, ranks: int = 1
+) -> list[list[list[PackedSample]]]:
+    """Return rounds, each with a micro-batch for each rank; the longest samples come first."""
+    rounds = _rounds(samples, budget_tokens=budget_tokens, layout=layout, ranks=ranks)
+    return [[batch.samples for batch in batches] for batches in rounds]
+
+
+def _rounds(
+    samples: Sequence[PackedSample], *, budget_tokens: int, layout: Layout, ranks: int
+) -> list[list[_MicroBatch]]:
+    rest = sorted(reversed(samples), key=_inputs)
+    rounds = []
+    while rest:
+        limit = max(budget_tokens, rest[-1].inputs)
+        rounds.append(_deal(rest, limit_tokens=limit, batches=[_MicroBatch(layout) for _ in range(ranks)]))
+    return rounds
+
+
+def _deal(rest: list[PackedSample], *, limit_tokens: int, batches: list[_MicroBatch]) -> list[_MicroBatch]:
+    """Fill a round from `rest`, which ascends: the cheapest micro-batch takes the longest sample that fits, until none fits."""
+    cheapest = [(0.0, rank) for rank in range(len(batches))]
+    while cheapest and rest:
+        _, rank = heapq.heappop(cheapest)
+        least, most = batches[rank].span(limit_tokens)
+        place = bisect_right(rest, most, key=_inputs) - 1
+        if place >= 0 and rest[place].inputs >= least:
+            batches[rank].add(rest.pop(place))
+            heapq.heappush(cheapest, (batches[rank].cost, rank))
     return batches
 
 
-def pack_for_ranks(samples: Sequence[PackedSample], *, budget_tokens: int, ranks: int) -> list[list[PackedSample]]:
-    """Batches as `pack` makes them, for `rounds`: each round's are alike, and none is missing as long as samples can be split.
-
-    A round takes as long as its largest batch, and a rank without a batch passes a dummy meanwhile.
-    """
-    if ranks == 1 or not samples:
-        return pack(samples, budget_tokens=budget_tokens)
-    total, longest = sum(s.inputs for s in samples), max(s.inputs for s in samples)
-    fewest = -(-total // (ranks * budget_tokens))
-    shares = [total // (ranks * count) + longest for count in range(fewest, fewest + _TRIED_ROUNDS)]
-    budgets = sorted({budget_tokens, *(min(budget_tokens, share) for share in shares)}, reverse=True)
-    packings = [_split(pack(samples, budget_tokens=budget), ranks=ranks) for budget in budgets]
-    return min(packings, key=lambda batches: _time_tokens(batches, ranks=ranks))
-
-
-def _split(batches: list[list[PackedSample]], *, ranks: int) -> list[list[PackedSample]]:
-    """Halve the largest batches until every rank has one in every round; the largest come first."""
-    halves = list(batches)
-    while len(halves) % ranks:
-        largest = max((b for b in halves if len(b) > 1), key=_padded_tokens, default=None)
-        if largest is None:
-            break
-        halves.remove(largest)
-        halves += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
-    return sorted(halves, key=_padded_tokens, reverse=True)
-
-
-def _padded_tokens(batch: Sequence[PackedSample]) -> int:
-    return len(batch) * max(sample.inputs for sample in batch)
-
-
-def _time_tokens(batches: Sequence[Sequence[PackedSample]], *, ranks: int) -> int:
-    """Of all rounds, in tokens: the first batch of a round is its largest."""
-    return sum(_padded_tokens(batch) + PADDING_TOKENS for batch in batches[::ranks])
+def _inputs(sample: PackedSample) -> int:
+    return sample.inputs
 
 
 class Pending:
     """Samples that wait for a micro-step of all ranks."""
 
-    def __init__(self, *, budget_tokens: int, ranks: int = 1) -> None:
+    def __init__(self, *, budget_tokens: int, layout: Layout, ranks: int = 1) -> None:
         self._budget_tokens = budget_tokens
+        self._layout = layout
         self._ranks = ranks
         self._samples: list[PackedSample] = []
-        self._tokens = 0
 
     def add(self, sample: PackedSample) -> None:
         """Let one more wait."""
         self._samples.append(sample)
-        self._tokens += sample.inputs
 
-    def take(self, *, idle: bool) -> list[list[PackedSample]]:
-        """All that wait, packed into batches, if that is a full budget for every rank (idle: a quarter); else nothing."""
+    def take(self, *, idle: bool) -> list[list[list[PackedSample]]]:
+        """Return rounds if samples wait for a full budget of every rank (idle: a quarter).
+
+        Those in which ranks are alike; the samples of the others wait for better company. Idle: all of them.
+        """
         full = self._budget_tokens * self._ranks
-        threshold = full // IDLE_SHARE if idle else full
-        return self.take_all() if self._samples and self._tokens >= threshold else []
+        tokens = sum(map(_inputs, self._samples))
+        if idle:
+            return self.take_all() if tokens >= full // IDLE_SHARE else []
+        if tokens < full:
+            return []
+        rounds = _rounds(self._samples, budget_tokens=self._budget_tokens, layout=self._layout, ranks=self._ranks)
+        even = [batches for batches in rounds if self._is_even(batches)]
+        self._samples = [s for batches in rounds if batches not in even for batch in batches for s in batch.samples]
+        return [[batch.samples for batch in batches] for batches in even]
 
-    def take_all(self) -> list[list[PackedSample]]:
-        """All that wait, packed into batches."""
-        samples, self._samples, self._tokens = self._samples, [], 0
-        return pack_for_ranks(samples, budget_tokens=self._budget_tokens, ranks=self._ranks)
+    def take_all(self) -> list[list[list[PackedSample]]]:
+        """Return rounds with all samples that wait."""
+        samples, self._samples = self._samples, []
+        return pack(samples, budget_tokens=self._budget_tokens, layout=self._layout, ranks=self._ranks)
+
+    def _is_even(self, batches: Sequence[_MicroBatch]) -> bool:
+        """Whether a round uses all ranks well: at least a quarter of a full budget, dealt alike."""
+        costs = [batch.cost for batch in batches]
+        tokens = sum(batch.tokens for batch in batches)
+        full = self._budget_tokens * self._ranks
+        return tokens >= full // IDLE_SHARE and 100 * sum(costs) >= EVEN_PERCENT * len(costs) * max(costs)

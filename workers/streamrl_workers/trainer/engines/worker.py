@@ -37,6 +37,7 @@ from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.checkpoint_layout import CheckpointLayout
+from streamrl_workers.models.documents import attends_by_document, attention_tokens
 from streamrl_workers.models.probe import (
     LONG_TOKENS,
     PROBE_TEXT,
@@ -61,7 +62,7 @@ from streamrl_workers.trainer.engines.forward import (
     make_batch,
     value_loss,
 )
-from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update, scored_sample
+from streamrl_workers.trainer.engines.packing import DUMMY, Layout, PackedSample, Update, scored_sample
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of, sharded
 from streamrl_workers.weights.hashing import TensorBytes
@@ -155,6 +156,7 @@ class RankWorker:
         self._temperature = spec.task.sampling.temperature
         self._device = compute_device(models.model)
         self._switch = rope_switch(models.model.config)
+        self._packed = attends_by_document(models.model)
         self._forward = Forward(models.model, temperature=self._temperature)
         self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
         self._critic_optimiser = _critic_optimiser(models, spec=spec)
@@ -164,6 +166,11 @@ class RankWorker:
         self._layout = CheckpointLayout(models.model.config)
         self._base: dict[str, TensorBytes] | None = None  # what is not trained, as published; of rank 0
         self.begin(None)
+
+    def layout(self, payload: None) -> Layout:
+        """Return how samples lie in a pass; the same on every rank."""
+        del payload
+        return Layout(packed=self._packed, attention_tokens=attention_tokens(self._model.config))
 
     def begin(self, payload: None) -> None:
         """A step: gradients and sums of zero."""
@@ -287,7 +294,8 @@ class RankWorker:
             return None
         short, long = (scored_sample(tokens) for tokens in self._probe)
         forward = Forward(self._model, temperature=1.0)
-        beside, longer = torch.split(forward.logprobs(self._batch([short, long])), [short.trained, long.trained])
+        # The short one comes second: in a row of documents the first sees no other in any case.
+        longer, beside = torch.split(forward.logprobs(self._batch([long, short])), [long.trained, short.trained])
         if not self._proved:
             alone = forward.logprobs(self._batch([short]))
             Prover(engine="torch", precision=self._precision).prove_alone(
@@ -387,6 +395,7 @@ class RankWorker:
             samples or [DUMMY],
             aggregation=self._algorithm.aggregation,
             device=self._device,
+            packed=self._packed,
             whole=whole,
             switch=self._switch,
         )
