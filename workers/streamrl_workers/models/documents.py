@@ -5,7 +5,8 @@ sequences share a row.
 Legend: D documents of a row, T tokens of all of them, L tokens of the longest of some, n documents computed together, H heads, E of a head.
 
 The rest of a transformer computes token by token, so a row needs no padding. A model qualifies if transformers can give it to flash
-attention, whose terms are all that a document needs (scale, window, soft cap, sinks), and if no other layer carries state from token to token.
+attention, whose terms are all that a document needs (scale, window, soft cap, sinks), if no other layer carries state from token to
+token, and if it passes the documents on to its attention. The window is that of the mask which transformers would build.
 
 - A document above SHORT_TOKENS is one call of torch's attention, as if it were alone.
 - Shorter ones of like lengths are computed together, each padded on the right within the call: the calls would cost more than the padding.
@@ -20,6 +21,7 @@ import torch
 from torch.nn.attention.varlen import varlen_attn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 DOCUMENTS = "streamrl_documents"
@@ -28,6 +30,8 @@ SHORT_TOKENS = 64
 """Maximum length of documents that are computed together."""
 PADDING_TOKENS = 256
 """Maximum padding of documents that are computed together: about the cost of one more call (measured, decision 0004)."""
+_KERNEL_HEAD = 256
+"""Maximum size of a head that torch's variable-length kernel takes."""
 _LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers that an attention function computes by its arguments alone."""
 
@@ -50,6 +54,21 @@ class Documents:
     calls: tuple[Together, ...]
     begins: torch.Tensor  # int32 [D + 1], the row's end included
     longest: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Terms:
+    """What a layer's attention computes beside the plain formula."""
+
+    scale: float
+    window: int | None  # tokens that a token sees, itself included
+    softcap: float | None  # of logits
+    sinks: torch.Tensor | None  # [H] a logit that takes part in the softmax and gives nothing
+
+    @property
+    def plain(self) -> bool:
+        """Whether torch's own functions compute it."""
+        return self.softcap is None and self.sinks is None
 
 
 def documents_of(lengths: Sequence[int], *, device: torch.device) -> Documents:
@@ -97,16 +116,27 @@ def attention_tokens(config: PreTrainedConfig) -> float:
     return float((layers * block + sizes.vocab_size * hidden) / (layers * width))
 
 
+class _ReachedError(Exception):
+    """The documents of a trial have come to the attention function."""
+
+
 def takes_documents(model: PreTrainedModel) -> bool:
-    """Whether the model's forward can be given rows of several documents."""
+    """Whether the model's forward can be given rows of several documents. Its weights need no values; its attention is changed."""
     config = model.config.get_text_config(decoder=True)
     layers = getattr(config, "layer_types", None) or ()
-    return bool(
-        model._supports_flash_attn
-        and model._supports_attention_backend
-        and not model._is_stateful
-        and _LAYERS.issuperset(layers)
-    )
+    if not model._supports_flash_attn or model._is_stateful or not _LAYERS.issuperset(layers):
+        return False
+    attend_by_document(model)
+    tokens_BL = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    given = {"position_ids": tokens_BL, "attention_mask": torch.ones_like(tokens_BL), "documents": None}
+    try:
+        with torch.no_grad():
+            model.get_decoder()(input_ids=tokens_BL, use_cache=False, **given)  # type: ignore[no-untyped-call] # transformers'
+    except _ReachedError:
+        return True
+    except Exception:  # noqa: BLE001 - a model that does not know the documents may fail anyhow
+        return False
+    return False
 
 
 def attend_by_document(model: PreTrainedModel) -> None:
@@ -119,28 +149,41 @@ def attends_by_document(model: PreTrainedModel) -> bool:
     return bool(model.config.get_text_config(decoder=True)._attn_implementation == DOCUMENTS)
 
 
-@torch.compiler.disable  # lengths differ from row to row: compiled, each would be another program
-def _attention(
+def _window(*_: object, local_size: int | None = None, **others: object) -> int | None:
+    """Stand where transformers builds a mask: its window alone reaches the attention function, in the mask's place."""
+    del others
+    return local_size
+
+
+def _attention(  # noqa: PLR0913 - transformers calls it so
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    window: int | None,
     *,
-    documents: Documents,
-    **terms: Any,  # noqa: ANN401 - those of `_attend`, and what other functions of transformers take
+    documents: Documents | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **others: Any,  # noqa: ANN401 - terms of other attention functions; of dropout there is none
 ) -> tuple[torch.Tensor, None]:
     """Compute attention over a row [1, H, T, E], as transformers calls it; the answer is [1, T, H, E]."""
-    del attention_mask  # transformers builds none for this name
-    if _has_kernel(query, value, **terms):
-        return _by_kernel(module, query, key, value, documents=documents, **terms), None
+    del others
+    if documents is None:
+        raise _ReachedError
     rows_THE = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
-    parts = [rows.split([call.tokens for call in documents.calls]) for rows in rows_THE]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    terms = _Terms(scale=scale, window=window, softcap=softcap, sinks=s_aux)
+    if _has_kernel(query, value) and terms.plain:
+        return _by_kernel(*rows_THE, documents=documents, terms=terms).unsqueeze(0), None
+    sizes = [call.tokens for call in documents.calls]
+    parts = [torch.split(rows, sizes) for rows in rows_THE]
     found = []
     for call, *own in zip(documents.calls, *parts, strict=True):
         taken = own if call.rows is None else [states.index_select(0, call.rows) for states in own]
         padded = [states.unflatten(0, (call.documents, call.width)).transpose(1, 2) for states in taken]
-        answer = _attend(module, *padded, **terms).flatten(0, 1)
+        answer = _attend(module, *padded, terms=terms).flatten(0, 1)
         found.append(answer if call.places is None else answer.index_select(0, call.places))
     return torch.cat(found).unsqueeze(0), None
 
@@ -151,75 +194,63 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
     *,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **others: Any,  # noqa: ANN401 - dropout, of which there is none, and names of other functions' terms
+    terms: _Terms,
 ) -> torch.Tensor:
     """Causal attention of sequences [n, H, L, E], each by itself; the answer is [n, L, H, E]."""
-    del others
     length = query.shape[2]
-    mask_LL = None
-    if sliding_window is not None and length > sliding_window:
-        ones_LL = torch.ones(length, length, dtype=torch.bool, device=query.device)
-        mask_LL = ones_LL.tril() & ~ones_LL.tril(-sliding_window)
-    if softcap is None and s_aux is None:
-        answer: torch.Tensor = sdpa_attention_forward(module, query, key, value, mask_LL, scaling=scaling)[0]
+    within = terms.window is None or length <= terms.window
+    if terms.plain:
+        mask_LL = None if within else _causal(length, window=terms.window, device=query.device)
+        answer: torch.Tensor = sdpa_attention_forward(module, query, key, value, mask_LL, scaling=terms.scale)[0]
         return answer
-    if mask_LL is None:
-        mask_LL = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
     groups = query.shape[1] // key.shape[1]
-    scores = query @ repeat_kv(key, groups).transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores.masked_fill(~mask_LL, float("-inf"))
-    if s_aux is not None:
-        sinks = s_aux.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    scores = query @ repeat_kv(key, groups).transpose(2, 3) * terms.scale
+    if terms.softcap is not None:
+        scores = torch.tanh(scores / terms.softcap) * terms.softcap
+    scores = scores.masked_fill(~_causal(length, window=terms.window, device=query.device), float("-inf"))
+    if terms.sinks is not None:
+        sinks = terms.sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sinks], dim=-1)
     shares = torch.softmax(scores, dim=-1, dtype=torch.float32)[..., :length].to(value.dtype)
     return (shares @ repeat_kv(value, groups)).transpose(1, 2)
 
 
-def _has_kernel(
-    query: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **others: Any,  # noqa: ANN401 - as above
-) -> bool:
-    del others
-    same = query.shape[-1] == value.shape[-1] <= 256 and query.dtype in {torch.float16, torch.bfloat16}
-    return query.is_cuda and same and softcap is None and s_aux is None
+def _causal(length: int, *, window: int | None, device: torch.device) -> torch.Tensor:
+    """Return which earlier tokens each token sees [L, L]."""
+    mask_LL = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+    return mask_LL if window is None else mask_LL.triu(1 - window)
+
+
+def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
+    same = query.shape[-1] == value.shape[-1] <= _KERNEL_HEAD
+    return same and query.is_cuda and query.dtype in {torch.float16, torch.bfloat16}
 
 
 def _by_kernel(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query_THE: torch.Tensor,
+    key_THE: torch.Tensor,
+    value_THE: torch.Tensor,
     *,
     documents: Documents,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **others: Any,  # noqa: ANN401 - as above
+    terms: _Terms,
 ) -> torch.Tensor:
-    """The whole row in one call of torch's variable-length attention."""
-    del module, others
-    rows_THE = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
+    """Compute the whole row [T, H, E] in one call of torch's variable-length attention."""
     answer: Any = varlen_attn(
-        *rows_THE,
-        documents.begins,
-        documents.begins,
-        documents.longest,
-        documents.longest,
-        scale=scaling,
-        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        query=query_THE,
+        key=key_THE,
+        value=value_THE,
+        cu_seq_q=documents.begins,
+        cu_seq_k=documents.begins,
+        max_q=documents.longest,
+        max_k=documents.longest,
+        scale=terms.scale,
+        window_size=(-1 if terms.window is None else terms.window - 1, 0),
+        enable_gqa=query_THE.shape[1] != key_THE.shape[1],
     )
-    found: torch.Tensor = answer.unsqueeze(0)
+    found: torch.Tensor = answer
     return found
 
 
-ALL_ATTENTION_FUNCTIONS.register(DOCUMENTS, _attention)
+# Lengths differ from row to row: compiled, each would be another program.
+ALL_ATTENTION_FUNCTIONS.register(DOCUMENTS, torch.compiler.disable(_attention))
+ALL_MASK_ATTENTION_FUNCTIONS.register(DOCUMENTS, _window)

@@ -186,7 +186,7 @@ def pack(
 def _rounds(
     samples: Sequence[PackedSample], *, budget_tokens: int, layout: Layout, ranks: int
 ) -> list[list[_MicroBatch]]:
-    rest = sorted(reversed(samples), key=_inputs)
+    rest = sorted(samples, key=_inputs, reverse=True)[::-1]  # of equals the first is dealt first
     rounds = []
     while rest:
         limit = max(budget_tokens, rest[-1].inputs)

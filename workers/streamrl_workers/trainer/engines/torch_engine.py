@@ -27,7 +27,7 @@ from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.documents import attend_by_document, takes_documents
 from streamrl_workers.models.frozen import TEACHER, frozen_directory
-from streamrl_workers.models.load import load_config, load_empty, load_model, load_structure, load_tokenizer
+from streamrl_workers.models.load import load_config, load_empty, load_model, load_tokenizer
 from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.models.rope import rope_switch
 from streamrl_workers.models.side_path import train_side_path
@@ -270,8 +270,7 @@ def _is_packed(trainer: Trainer, *, paths: Sequence[str], device: torch.device) 
     if wanted == "Padded" or (wanted == "Auto" and device.type != "cpu"):
         return False
     for path in paths:
-        with torch.device("meta"):
-            able = takes_documents(load_structure(path))
+        able = takes_documents(load_empty(path))
         if not able and wanted == "Packed":
             raise UserError(
                 field="spec.trainer.microBatchLayout",
