@@ -13,6 +13,7 @@ token, and if it passes the documents on to its attention. The window is that of
 - On a GPU, torch's variable-length kernel takes the whole row where it can: half precision, no soft cap, no sinks, heads of one size.
 """
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,12 +127,15 @@ def takes_documents(model: PreTrainedModel) -> bool:
     layers = getattr(config, "layer_types", None) or ()
     if not model._supports_flash_attn or model._is_stateful or not _LAYERS.issuperset(layers):
         return False
+    decoder: Any = model.get_decoder()  # type: ignore[no-untyped-call] # transformers'
+    if "position_ids" not in inspect.signature(decoder.forward).parameters:
+        return False  # it would number the row
     attend_by_document(model)
     tokens_BL = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     given = {"position_ids": tokens_BL, "attention_mask": torch.ones_like(tokens_BL), "documents": None}
     try:
         with torch.no_grad():
-            model.get_decoder()(input_ids=tokens_BL, use_cache=False, **given)  # type: ignore[no-untyped-call] # transformers'
+            decoder(input_ids=tokens_BL, use_cache=False, **given)
     except _ReachedError:
         return True
     except Exception:  # noqa: BLE001 - a model that does not know the documents may fail anyhow
@@ -170,6 +174,7 @@ def _attention(  # noqa: PLR0913 - transformers calls it so
 ) -> tuple[torch.Tensor, None]:
     """Compute attention over a row [1, H, T, E], as transformers calls it; the answer is [1, T, H, E]."""
     del others
+    assert getattr(module, "is_causal", True), "padding within a call would be seen"
     if documents is None:
         raise _ReachedError
     rows_THE = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
@@ -252,5 +257,5 @@ def _by_kernel(
 
 
 # Lengths differ from row to row: compiled, each would be another program.
-ALL_ATTENTION_FUNCTIONS.register(DOCUMENTS, torch.compiler.disable(_attention))
+ALL_ATTENTION_FUNCTIONS.register(DOCUMENTS, torch.compiler.disable(_attention))  # type: ignore[no-untyped-call] # torch's
 ALL_MASK_ATTENTION_FUNCTIONS.register(DOCUMENTS, _window)

@@ -9,6 +9,7 @@ import torch
 
 from streamrl.errors import UserError
 from streamrl.spec import RLJobSpec
+from streamrl_workers.models.documents import Documents
 from streamrl_workers.trainer.engines import worker as worker_module
 from streamrl_workers.trainer.engines.packing import PackedSample, pack_sample
 from streamrl_workers.trainer.engines.worker import RankWorker
@@ -32,15 +33,15 @@ def _samples(group: int) -> list[PackedSample]:
 
 
 def _narrow(spec: RLJobSpec, *, rows: int, error: type[Exception] = torch.OutOfMemoryError) -> RankWorker:
-    """A worker whose policy takes at most so many sequences at once."""
+    """A worker whose policy takes at most `rows` sequences at once."""
     worker = tiny_worker(spec)
     model = worker._model
     wide: Callable[..., Any] = model.forward
 
-    def forward(inputs_BL: torch.Tensor, **rest: Any) -> Any:
-        if len(inputs_BL) > rows:
+    def forward(inputs_BL: torch.Tensor, *, documents: Documents, **rest: Any) -> Any:
+        if len(documents.begins) - 1 > rows:
             raise error("injected")
-        return wide(inputs_BL, **rest)
+        return wide(inputs_BL, documents=documents, **rest)
 
     model.forward = forward
     return worker
@@ -67,7 +68,7 @@ def test_a_step_in_halves_is_the_same_step(rule: str, error: type[Exception], ca
     expected = _step(whole, spec)
     assert "did not fit" not in caplog.text
     assert _step(narrow, spec) == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    assert "samples with padding) did not fit the memory: computed in two; lower spec.trainer.micro" in caplog.text
+    assert "samples) did not fit the memory: computed in two; lower spec.trainer.micro" in caplog.text
     _same_gradients(narrow, whole)
 
 

@@ -25,6 +25,9 @@ PADDING_TOKENS = 256
 IDLE_SHARE = 4
 """With nothing else to do, a micro-step starts at this fraction (1/4) of the token budget: smaller ones use the machine badly."""
 
+_TRIED_ROUNDS = 3
+"""Numbers of rounds that are tried above one rank with padding: one more can be shorter in all than one that is badly filled."""
+
 EVEN_PERCENT = 96
 """Minimum mean cost of a round's micro-batches, in percent of the largest, for it to start while samples still arrive."""
 
@@ -141,70 +144,97 @@ def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How the samples of a micro-batch lie, and what a sample costs."""
+    """How the samples of a micro-batch lie, and what they cost."""
 
     packed: bool  # one after the other in one row; else a row each, padded on the right to the longest
     attention_tokens: float  # length of a sample at which attention costs as much as all else
 
-    def cost(self, tokens: int) -> float:
-        """Return the time of a sample of this length, in tokens of short samples."""
+    def cost(self, batch: Sequence[PackedSample]) -> float:
+        """Return the time of a pass, in tokens of short samples."""
+        if self.packed:
+            return sum(map(self._row_cost, map(_inputs, batch)))
+        return len(batch) * self._row_cost(max(map(_inputs, batch), default=0))
+
+    def _row_cost(self, tokens: int) -> float:
         return tokens * (1.0 + tokens / self.attention_tokens)
-
-
-class _MicroBatch:
-    """Samples of one rank's pass, longest first."""
-
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self.samples: list[PackedSample] = []
-        self.tokens, self.cost = 0, 0.0  # cost: with that of padding
-
-    def add(self, sample: PackedSample) -> None:
-        """Take one that is within `span`."""
-        self.samples.append(sample)
-        self.tokens += sample.inputs
-        self.cost += self._layout.cost((sample if self._layout.packed else self.samples[0]).inputs)
-
-    def span(self, limit_tokens: int) -> tuple[int, int]:
-        """Return the least and the greatest length of a sample that fits beside the others."""
-        count = len(self.samples)
-        if self._layout.packed or not count:
-            return 0, limit_tokens - self.tokens
-        longest = self.samples[0].inputs
-        padding = count * longest - self.tokens
-        return longest - (PADDING_TOKENS - padding), longest if longest * (count + 1) <= limit_tokens else 0
 
 
 def pack(
     samples: Sequence[PackedSample], *, budget_tokens: int, layout: Layout, ranks: int = 1
 ) -> list[list[list[PackedSample]]]:
     """Return rounds, each with a micro-batch for each rank; the longest samples come first."""
-    rounds = _rounds(samples, budget_tokens=budget_tokens, layout=layout, ranks=ranks)
-    return [[batch.samples for batch in batches] for batches in rounds]
-
-
-def _rounds(
-    samples: Sequence[PackedSample], *, budget_tokens: int, layout: Layout, ranks: int
-) -> list[list[_MicroBatch]]:
+    if not layout.packed:
+        return _padded_rounds(samples, budget_tokens=budget_tokens, ranks=ranks)
     rest = sorted(samples, key=_inputs, reverse=True)[::-1]  # of equals the first is dealt first
     rounds = []
     while rest:
         limit = max(budget_tokens, rest[-1].inputs)
-        rounds.append(_deal(rest, limit_tokens=limit, batches=[_MicroBatch(layout) for _ in range(ranks)]))
+        rounds.append(_deal(rest, limit_tokens=limit, layout=layout, ranks=ranks))
     return rounds
 
 
-def _deal(rest: list[PackedSample], *, limit_tokens: int, batches: list[_MicroBatch]) -> list[_MicroBatch]:
-    """Fill a round from `rest`, which ascends: the cheapest micro-batch takes the longest sample that fits, until none fits."""
-    cheapest = [(0.0, rank) for rank in range(len(batches))]
+def _deal(rest: list[PackedSample], *, limit_tokens: int, layout: Layout, ranks: int) -> list[list[PackedSample]]:
+    """Make a round from `rest`, which ascends: the cheapest row takes the longest sample that it has room for, until no row has."""
+    rows: list[list[PackedSample]] = [[] for _ in range(ranks)]
+    cheapest = [(0.0, rank, limit_tokens) for rank in range(ranks)]
     while cheapest and rest:
-        _, rank = heapq.heappop(cheapest)
-        least, most = batches[rank].span(limit_tokens)
-        place = bisect_right(rest, most, key=_inputs) - 1
-        if place >= 0 and rest[place].inputs >= least:
-            batches[rank].add(rest.pop(place))
-            heapq.heappush(cheapest, (batches[rank].cost, rank))
+        cost, rank, room = heapq.heappop(cheapest)
+        place = bisect_right(rest, room, key=_inputs)
+        if place:
+            sample = rest.pop(place - 1)
+            rows[rank].append(sample)
+            heapq.heappush(cheapest, (cost + layout.cost([sample]), rank, room - sample.inputs))
+    return rows
+
+
+def _padded_rounds(
+    samples: Sequence[PackedSample], *, budget_tokens: int, ranks: int
+) -> list[list[list[PackedSample]]]:
+    """Return rounds whose micro-batches are alike; none is empty as long as samples can be split.
+
+    The budget is lowered where that fills the last round better.
+    """
+    total, longest = sum(map(_inputs, samples)), max(map(_inputs, samples), default=0)
+    fewest = -(-total // (ranks * budget_tokens))
+    shares = [
+        total // (ranks * count) + longest for count in range(fewest, fewest + _TRIED_ROUNDS) if ranks > 1 and count
+    ]
+    budgets = sorted({budget_tokens, *(min(budget_tokens, share) for share in shares)}, reverse=True)
+    tried = [_in_rounds(_alike(samples, budget_tokens=budget), ranks=ranks) for budget in budgets]
+    return min(tried, key=lambda rounds: sum(_padded_tokens(batches[0]) + PADDING_TOKENS for batches in rounds))
+
+
+def _alike(samples: Sequence[PackedSample], *, budget_tokens: int) -> list[list[PackedSample]]:
+    """Cut samples into micro-batches of alike lengths, longest first."""
+    batches: list[list[PackedSample]] = []
+    padding = 0
+    for sample in sorted(samples, key=_inputs, reverse=True):
+        longest = batches[-1][0].inputs if batches else 0
+        padding += longest - sample.inputs
+        if batches and longest * (len(batches[-1]) + 1) <= budget_tokens and padding <= PADDING_TOKENS:
+            batches[-1].append(sample)
+        else:
+            batches.append([sample])
+            padding = 0
     return batches
+
+
+def _in_rounds(batches: list[list[PackedSample]], *, ranks: int) -> list[list[list[PackedSample]]]:
+    """Halve the largest micro-batches until every rank has one in every round; the largest come first."""
+    halves = list(batches)
+    while len(halves) % ranks:
+        largest = max((b for b in halves if len(b) > 1), key=_padded_tokens, default=[])
+        if not largest:
+            break
+        halves.remove(largest)
+        halves += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
+    halves.sort(key=_padded_tokens, reverse=True)
+    halves += [[] for _ in range(-len(halves) % ranks)]
+    return [halves[begin : begin + ranks] for begin in range(0, len(halves), ranks)]
+
+
+def _padded_tokens(batch: Sequence[PackedSample]) -> int:
+    return len(batch) * max(map(_inputs, batch))
 
 
 def _inputs(sample: PackedSample) -> int:
@@ -235,19 +265,19 @@ class Pending:
             return self.take_all() if tokens >= full // IDLE_SHARE else []
         if tokens < full:
             return []
-        rounds = _rounds(self._samples, budget_tokens=self._budget_tokens, layout=self._layout, ranks=self._ranks)
+        rounds = self.take_all()
         even = [batches for batches in rounds if self._is_even(batches)]
-        self._samples = [s for batches in rounds if batches not in even for batch in batches for s in batch.samples]
-        return [[batch.samples for batch in batches] for batches in even]
+        self._samples = [s for batches in rounds if batches not in even for batch in batches for s in batch]
+        return even
 
     def take_all(self) -> list[list[list[PackedSample]]]:
         """Return rounds with all samples that wait."""
         samples, self._samples = self._samples, []
         return pack(samples, budget_tokens=self._budget_tokens, layout=self._layout, ranks=self._ranks)
 
-    def _is_even(self, batches: Sequence[_MicroBatch]) -> bool:
+    def _is_even(self, batches: Sequence[list[PackedSample]]) -> bool:
         """Whether a round uses all ranks well: at least a quarter of a full budget, dealt alike."""
-        costs = [batch.cost for batch in batches]
-        tokens = sum(batch.tokens for batch in batches)
+        costs = list(map(self._layout.cost, batches))
+        tokens = sum(sample.inputs for batch in batches for sample in batch)
         full = self._budget_tokens * self._ranks
         return tokens >= full // IDLE_SHARE and 100 * sum(costs) >= EVEN_PERCENT * len(costs) * max(costs)

@@ -481,8 +481,8 @@ def _critic_optimiser(models: RankModels, *, spec: RLJobSpec) -> Optimiser | Non
 
 def _halves(samples: Sequence[PackedSample], error: BaseException) -> list[Sequence[PackedSample]]:
     """Of a micro-batch that was too large. Raises UserError where it cannot be cut, or not by this rank alone."""
-    tokens = len(samples) * max((sample.inputs for sample in samples), default=0)
-    what = f"a pass of {tokens} tokens ({len(samples)} samples with padding)"
+    tokens = sum(sample.inputs for sample in samples)
+    what = f"a pass of {tokens} tokens ({len(samples)} samples)"
     if len(samples) > 1 and not sharded():
         log.warning("%s did not fit the memory: computed in two; lower spec.trainer.microBatchTokens", what)
         middle = len(samples) // 2
