@@ -11,6 +11,7 @@ import sys
 import time
 from array import array
 from collections.abc import Sequence
+from copy import deepcopy
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -35,7 +36,7 @@ EIGHT_B = Qwen3Config(
     num_key_value_heads=8,
     head_dim=128,
 )
-TURNS = 5
+TURNS = 3
 SIZES = {"vocab_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 2048}
 TASKS = {
     "short answers, the README's model": (
@@ -113,7 +114,7 @@ def simulate() -> None:
 def worker_of(config: Qwen3Config, *, packed: bool, budget_tokens: int) -> RankWorker:
     """A rank alone."""
     torch.manual_seed(0)
-    model = Qwen3ForCausalLM(config).eval()
+    model = Qwen3ForCausalLM(deepcopy(config)).eval()
     if packed:
         attend_by_document(model)
     answer_logprobs(model)
