@@ -43,13 +43,13 @@ TASKS = {
         4096,
         Qwen3Config(hidden_size=96, num_key_value_heads=4, head_dim=24, intermediate_size=256, **SIZES),
         lambda rng: rng.randint(8, 32),
-        512,
+        160,
     ),
     "skewed answers": (
         16_384,
         Qwen3Config(hidden_size=128, num_key_value_heads=2, head_dim=32, intermediate_size=344, **SIZES),
         lambda rng: min(1500, 4 + int(rng.lognormvariate(4.5, 1.0))),
-        64,
+        24,
     ),
 }
 """Tokens of a pass, model, lengths, samples of a step."""
