@@ -167,7 +167,7 @@ def test_a_trainer_whose_samples_depend_on_their_batch_mates_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_tiny(LONGROPE, tmp_path)
-    monkeypatch.setattr("streamrl_workers.models.rope._each_row", lambda *_: None)  # what transformers does alone
+    monkeypatch.setattr("streamrl_workers.models.rope._each_document", lambda *_: None)  # what transformers does alone
     trainer = _trainer(tmp_path)
     with pytest.raises(UserError, match=r"family 'phi3' in trainer engine torch differs by [0-9.]+ nats"):
         trainer.probe()

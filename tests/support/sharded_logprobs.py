@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from streamrl_workers.models import logprobs
+from streamrl_workers.models.documents import attend_by_document
 from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.forward import Forward, MicroBatch, make_batch
@@ -34,10 +35,13 @@ TEMPERATURE = 0.7
 def models() -> dict[str, PreTrainedModel]:
     """The same on every rank and in the test."""
     torch.manual_seed(1)
-    return {
+    found: dict[str, PreTrainedModel] = {
         "tied": Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)).eval(),
         "untied": Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=False)).eval(),
     }
+    for model in found.values():
+        attend_by_document(model)
+    return found
 
 
 def shares() -> list[tuple[list[PackedSample], list[PackedSample]]]:
@@ -51,7 +55,7 @@ def shares() -> list[tuple[list[PackedSample], list[PackedSample]]]:
 
 def batch_of(samples: list[PackedSample]) -> MicroBatch:
     """Tensors of a pass."""
-    return make_batch(samples, aggregation="TokenMean", device=torch.device("cpu"))
+    return make_batch(samples, aggregation="TokenMean", device=torch.device("cpu"), packed=True)
 
 
 def loss_of(logprobs_N: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
+from streamrl_workers.models.documents import attend_by_document
 from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
@@ -52,7 +53,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_critic(kind: type[ValueModel] = ValueModel) -> ValueModel:
     """A value model whose head is not zero, so that values differ; those of a copy are others again."""
-    critic = kind.of(tiny_model(CRITIC_SEED))
+    model = tiny_model(CRITIC_SEED)
+    attend_by_document(model)
+    critic = kind.of(model)
     torch.nn.init.normal_(critic.head.weight, std=0.3)
     if isinstance(critic, UtteranceValueModel):
         torch.nn.init.normal_(critic.target.head.weight, std=0.3)
@@ -61,6 +64,7 @@ def tiny_critic(kind: type[ValueModel] = ValueModel) -> ValueModel:
 
 def _policy(seed: int = 0, hidden_size: int = 16) -> Qwen2ForCausalLM:
     model = tiny_model(seed, hidden_size)
+    attend_by_document(model)
     answer_logprobs(model)
     return model
 

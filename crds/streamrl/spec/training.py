@@ -198,7 +198,15 @@ class Trainer(SpecModel):
     weight_decay: float = Field(default=0.0, ge=0, le=1, description="Decoupled weight decay.")
     gradient_clip_norm: float = Field(default=1.0, gt=0, le=1e6, description="Largest gradient norm.")
     micro_batch_tokens: int = Field(
-        default=16_384, ge=16, le=16_777_216, description="Tokens (prompts and completions) of one forward pass."
+        default=16_384,
+        ge=16,
+        le=16_777_216,
+        description="Tokens (prompts and completions) of one forward pass, padding included.",
+    )
+    micro_batch_layout: Literal["Auto", "Packed", "Padded"] = Field(
+        default="Auto",
+        description="Packed: the samples of a pass lie one after the other in one row, without padding. Padded: a row each. "
+        "Auto: Packed on processors if the model can be given such rows, else Padded; Padded on GPUs, where Packed is not measured yet.",
     )
     precision: Literal["FP32", "BF16"] = Field(
         default="FP32",

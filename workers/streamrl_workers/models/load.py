@@ -26,7 +26,7 @@ from transformers.initialization import no_init_weights
 from streamrl.errors import UserError, shorten
 from streamrl.files import read_json
 from streamrl.spec.model import HuggingFaceModel
-from streamrl_workers.models.rope import switch_by_row
+from streamrl_workers.models.rope import switch_by_document
 from streamrl_workers.models.side_path import complete_structure, load_with_side_path, side_path_of
 
 DTYPE = torch.float32
@@ -118,7 +118,7 @@ def structure_of(config: PreTrainedConfig, *, dtype: torch.dtype = DTYPE) -> Pre
         config, dtype=dtype, attn_implementation=attention_of(config), **_SAFE
     )
     complete_structure(model)
-    switch_by_row(model)
+    switch_by_document(model)
     return model
 
 
@@ -166,7 +166,7 @@ def load_model(model_path: str) -> PreTrainedModel:
             got=absent,
             fix="save it again with save_pretrained",
         )
-    switch_by_row(model)
+    switch_by_document(model)
     model.train(mode=False)
     return model
 

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH
 from streamrl.memory import CHUNK_LOGITS
+from streamrl_workers.models.documents import Documents
 from streamrl_workers.models.rope import own_positions
 
 
@@ -39,15 +40,15 @@ def answer_logprobs(model: PreTrainedModel) -> None:
     def forward(
         inputs_BL: torch.Tensor,
         *,
-        first: int,
         rows_N: torch.Tensor,
         targets_N: torch.Tensor,
         temperature: float,
         entropy: bool,
         positions_BL: torch.Tensor | None = None,
+        documents: Documents | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        answer = decoder(input_ids=inputs_BL, use_cache=False, **own_positions(positions_BL))
-        hidden_NH = answer.last_hidden_state[:, first:].flatten(0, 1).index_select(0, rows_N)
+        answer = decoder(input_ids=inputs_BL, use_cache=False, **own_positions(positions_BL, documents))
+        hidden_NH = answer.last_hidden_state.flatten(0, 1).index_select(0, rows_N)
 
         def head(hidden_CH: torch.Tensor) -> torch.Tensor:
             """As the model itself does it: its own forward, in which the decoder answers with these states."""

@@ -4,8 +4,9 @@ Owns: at which length a model switches, how a batch keeps its sequences apart, w
 Does not own the embedding's formula: that stays the model's own module.
 
 A model of Phi-3's kind computes with short factors up to `original_max_position_embeddings` tokens, and with long ones above. transformers
-switches by the longest position of the whole batch, so a sample's log-probs would depend on its batch mates. With the hook of `switch_by_row`
-each row switches by its largest position; padding must therefore have none that is larger (`row_positions`).
+switches by the longest position of the whole batch, so a sample's log-probs would depend on its batch mates. With the hook of
+`switch_by_document` each document switches by its own largest position. A document is a run of rising positions: a row, or one of several
+in it. Padding repeats a row's last position (`row_positions`), so it switches as its row does.
 
 A generator draws token t from the t tokens before it. So those up to the switch belong to the short factors, also in a sequence that
 grows beyond (`split_at_switch`): its keys and values are computed again there.
@@ -19,6 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH
+from streamrl_workers.models.documents import Documents
 
 _LONGROPE = "longrope"
 _Places = TypeVar("_Places", bound=Sequence[int])
@@ -36,8 +38,8 @@ def _rope_parameters(config: PreTrainedConfig) -> dict[str, Any]:
     return getattr(config.get_text_config(decoder=True), "rope_parameters", None) or {}
 
 
-def switch_by_row(model: PreTrainedModel) -> None:
-    """Make each row of a batch switch by its own largest position, in place.
+def switch_by_document(model: PreTrainedModel) -> None:
+    """Make each document of a batch switch by its own largest position, in place.
 
     Raises:
         UserError: the model switches in a way that is not known here.
@@ -51,7 +53,7 @@ def switch_by_row(model: PreTrainedModel) -> None:
     if not switching:
         raise _unknown(model)
     for module in switching:
-        module.register_forward_hook(_each_row, with_kwargs=True)
+        module.register_forward_hook(_each_document, with_kwargs=True)
 
 
 def _unknown(model: PreTrainedModel) -> UserError:
@@ -63,21 +65,30 @@ def _unknown(model: PreTrainedModel) -> UserError:
     )
 
 
-def _each_row(
+def _each_document(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Replace the cosines and sines of the short rows, where the batch also has long ones. `output` is the module's own, by the longest."""
+    """Replace the cosines and sines of short documents, where the batch also has long ones. `output` is the module's own, by the longest."""
     hidden: torch.Tensor = kwargs["x"] if "x" in kwargs else args[0]
     positions_BL: torch.Tensor = kwargs["position_ids"] if "position_ids" in kwargs else args[-1]
     config: Any = module.config
     switch = rope_switch(config)
     assert switch is not None, "a hook on a model that does not switch"
-    long_B1 = positions_BL.amax(-1, keepdim=True) >= switch
-    if bool(long_B1.all()) or not bool(long_B1.any()):
+    long_BL = _largest(positions_BL) >= switch
+    if bool(long_BL.all()) or not bool(long_BL.any()):
         return None
-    short: tuple[torch.Tensor, torch.Tensor] = module.forward(hidden, position_ids=positions_BL.masked_fill(long_B1, 0))
-    long_B11 = long_B1.unsqueeze(-1)
-    return torch.where(long_B11, output[0], short[0]), torch.where(long_B11, output[1], short[1])
+    short: tuple[torch.Tensor, torch.Tensor] = module.forward(hidden, position_ids=positions_BL.masked_fill(long_BL, 0))
+    long_BL1 = long_BL.unsqueeze(-1)
+    return torch.where(long_BL1, output[0], short[0]), torch.where(long_BL1, output[1], short[1])
+
+
+def _largest(positions_BL: torch.Tensor) -> torch.Tensor:
+    """Return the largest position of each token's document [B, L]."""
+    begins_BL = torch.ones_like(positions_BL)
+    begins_BL[:, 1:] = positions_BL[:, 1:] != positions_BL[:, :-1] + 1
+    numbers = begins_BL.flatten().cumsum(0) - 1
+    largest_D = torch.zeros_like(numbers).scatter_reduce(0, numbers, positions_BL.flatten(), "amax")
+    return largest_D[numbers].view_as(positions_BL)
 
 
 def split_at_switch(places: _Places, switch: int | None) -> list[_Places]:
@@ -95,11 +106,12 @@ def row_positions(lengths_B: Sequence[int], *, width: int) -> torch.Tensor:
     return torch.minimum(torch.arange(width).unsqueeze(0), last_B1)
 
 
-def own_positions(positions_BL: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def own_positions(positions_BL: torch.Tensor | None, documents: Documents | None = None) -> dict[str, Any]:
     """Return what a decoder takes beside its tokens: nothing where it numbers them itself, as some can only do.
 
-    The mask hides nothing. Without one, transformers takes repeated positions for packed sequences and builds a mask of L x L.
+    `documents`: of a row that holds several. The mask hides nothing. Without one, transformers takes repeated positions for packed sequences and builds a mask of L x L.
     """
     if positions_BL is None:
         return {}
-    return {"position_ids": positions_BL, "attention_mask": torch.ones_like(positions_BL)}
+    given = {"position_ids": positions_BL, "attention_mask": torch.ones_like(positions_BL)}
+    return given if documents is None else {**given, "documents": documents}

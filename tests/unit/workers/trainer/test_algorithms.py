@@ -266,7 +266,7 @@ def test_an_update_behind_the_first_equals_the_loops(case):
         ]
     torch.autograd.backward([total, errors] if case.rule == "ppo" else [total])
     worker = tiny_worker(spec_of(case))
-    for batch in pack(samples, budget_tokens=100):
+    for (batch,) in pack(samples, budget_tokens=100, layout=worker.layout(None)):
         worker.accumulate(batch)
     want = gradients_of("", models["policy"])
     want |= gradients_of("critic.", models["critic"]) if case.rule == "ppo" else {}

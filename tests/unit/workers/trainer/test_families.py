@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.models.documents import takes_documents
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.trainer.engines.forward import Forward, make_batch
 from streamrl_workers.trainer.engines.packing import PackedSample, pack_sample
@@ -74,6 +75,50 @@ def test_logprobs_and_gradients_are_those_of_each_prefix(family: str, tmp_path: 
         torch.testing.assert_close(
             found[name] / scale, gradient / scale, **near, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_row_of_documents_is_the_padded_rows_and_each_sample_alone(family: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    save_tiny(family, tmp_path)
+    samples = [*_samples(len(CHARS)), *_samples(len(CHARS))[::-1]]
+    found = {}
+    for layout in ("Packed", "Padded"):
+        spec = trainer_spec(temperature=TEMPERATURE, microBatchLayout=layout)
+        worker = RankWorker(build_models(spec, model_path=str(tmp_path), device=CPU), spec=spec)
+        forward = Forward(worker._model, temperature=TEMPERATURE)
+        cuts = {"together": [samples], "alone": [[one] for one in samples]} if layout == "Packed" else {"": [samples]}
+        for cut, parts in cuts.items():
+            worker._model.zero_grad()
+            batches = [worker._batch(part) for part in parts]
+            assert all((len(batch.inputs_BL) == 1) == (layout == "Packed") for batch in batches)
+            logprobs_N = torch.cat([forward.logprobs(batch) for batch in batches])
+            found[layout + cut] = logprobs_N.detach(), _gradients(worker._model, logprobs_N)
+    expected_N, expected = found.pop("Padded")
+    scale = max(float(gradient.abs().max()) for gradient in expected.values())
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    for logprobs_N, gradients in found.values():
+        torch.testing.assert_close(logprobs_N, expected_N, **near)
+        assert gradients.keys() == expected.keys()
+        for name, gradient in expected.items():
+            torch.testing.assert_close(gradients[name] / scale, gradient / scale, **near)
+
+
+def test_models_that_carry_state_or_number_tokens_themselves_are_padded(tmp_path: Path) -> None:
+    """A convolution sees the document before; Nemotron does not pass documents on; BART's decoder numbers the row."""
+    sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    bart = {"vocab_size": 32, "d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 16}
+    configs = {
+        "lfm2": {**sizes, "num_key_value_heads": 2, "intermediate_size": 16, "layer_types": ["conv", "full_attention"]},
+        "nemotron": {**sizes, "num_key_value_heads": 2, "intermediate_size": 16},
+        "bart": {**bart, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "is_decoder": True},
+    }
+    for family, config in configs.items():
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config))
+        assert not takes_documents(model), family
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"^spec.trainer.microBatchLayout: must be Auto or Padded for .*, got 'Packed'"):
+        build_models(trainer_spec(microBatchLayout="Packed"), model_path=str(tmp_path), device=CPU)
 
 
 def test_a_sample_has_the_same_logprobs_beside_a_longer_one(tmp_path: Path) -> None:

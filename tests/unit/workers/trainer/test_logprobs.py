@@ -85,7 +85,7 @@ def _batch() -> MicroBatch:
 
 def _plain(model: PreTrainedModel, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Whole logits, torch's own log-softmax."""
-    logits = model(input_ids=batch.inputs_BL, use_cache=False).logits[:, batch.first :]
+    logits = model(input_ids=batch.inputs_BL, use_cache=False).logits
     rows = torch.log_softmax(logits.flatten(0, 1)[batch.rows_N].float() / TEMPERATURE, -1)
     return rows.gather(1, batch.targets_N[:, None]).squeeze(1), -(rows.exp() * rows).sum(-1).detach()
 

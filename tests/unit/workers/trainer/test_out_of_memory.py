@@ -11,6 +11,7 @@ import torch
 
 from streamrl.errors import UserError
 from streamrl.spec import RLJobSpec
+from streamrl_workers.models.documents import Documents
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.engine import RetryError
@@ -59,10 +60,10 @@ def _narrow(
     model = worker._model
     wide: Callable[..., Any] = model.forward
 
-    def forward(inputs_BL: torch.Tensor, **rest: Any) -> Any:
-        if len(inputs_BL) > rows:
+    def forward(inputs_BL: torch.Tensor, *, documents: Documents, **rest: Any) -> Any:
+        if len(documents.begins) - 1 > rows:
             error()
-        return wide(inputs_BL, **rest)
+        return wide(inputs_BL, documents=documents, **rest)
 
     model.forward = forward
     return worker
@@ -91,7 +92,7 @@ def test_a_step_in_halves_is_the_same_step(
     expected = _step(whole, spec)
     assert "did not fit" not in caplog.text
     assert _step(narrow, spec) == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    assert "samples with padding) did not fit the memory: computed in two; lower spec.trainer.micro" in caplog.text
+    assert "samples) did not fit the memory: computed in two; lower spec.trainer.micro" in caplog.text
     _same_gradients(narrow, whole)
 
 

@@ -2,11 +2,12 @@
 
 Owns: tensors of a batch, which position predicts which token, the critic and its loss, the reference, sums over trained tokens.
 Does not own: logits (`logprobs.py`), the loss of the policy (`algorithms/`), which samples go together (`packing.py`).
-Legend: B sequences, L padded input tokens, N trained tokens of all of them, V vocabulary, H hidden size.
+Legend: B rows, L input tokens of each with padding, N trained tokens of all of them, V vocabulary, H hidden size.
 
-Padding is on the right and needs no mask: in a causal model nothing behind a token can change it. So attention takes
-its fastest path, and every causal architecture is served alike. A model that switches its rotary factors by length (`models/rope.py`)
-gets positions too; a sample that crosses the switch is two rows, each with the tokens that were drawn on its side.
+Samples of a pass lie one after the other in one row, as documents with positions of their own (`models/documents.py`). For a model that
+cannot be given such rows each sample is a row, padded on the right. That needs no mask: in a causal model nothing after a token can
+change it. A model that switches its rotary factors by length (`models/rope.py`) gets positions in either case; a sample that crosses
+the switch is two documents, each with the tokens that were drawn on its side.
 
 PPO's critic is the initial model's body with a scalar head. The value of a token is that of the text before it, so it is read
 at the position that predicts the token. Values are zero at the start: the head's weights are zeros, and every rank begins alike.
@@ -19,12 +20,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Self
 
 import torch
 from transformers import PreTrainedModel
 
 from streamrl_workers.metrics.logprob_diff import CLIPPED, LAGS, key, pool_lag, pool_lags
+from streamrl_workers.models.documents import Documents, documents_of
 from streamrl_workers.models.rope import own_positions, row_positions, split_at_switch
 from streamrl_workers.trainer.algorithms.algorithm import Aggregation, TokenBatch, TokenLoss
 from streamrl_workers.trainer.algorithms.objective import Estimator, kl_divergence
@@ -53,10 +56,10 @@ _LOSSES = ("loss", "value_loss")
 class MicroBatch:
     """One forward pass."""
 
-    inputs_BL: torch.Tensor  # int64, padded on the right
+    inputs_BL: torch.Tensor  # int64; one row of documents, or rows that are padded on the right
     positions_BL: torch.Tensor | None  # int64; None: the model numbers them itself
-    first: int  # nothing is predicted before this column
-    rows_N: torch.Tensor  # which of the B * (L - first) remaining positions predicts the token
+    documents: Documents | None  # of the one row; None: each row is a sequence
+    rows_N: torch.Tensor  # which of the B * L positions predicts the token
     targets_N: torch.Tensor  # int64
     behaviour_N: torch.Tensor
     advantages_N: torch.Tensor
@@ -74,30 +77,35 @@ def make_batch(
     *,
     aggregation: Aggregation,
     device: torch.device,
+    packed: bool = False,
     whole: bool = False,
     switch: int | None = None,
 ) -> MicroBatch:
-    """The tensors of `samples`. `whole`: the last token, which predicts nothing, is read too. `switch`: the model's (`models/rope.py`)."""
-    rows = [
-        (sample.tokens, places[-1] if places else sample.inputs, places)
+    """The tensors of `samples`.
+
+    `packed`: one row of documents; else a padded row each. `whole`: the last token, which predicts nothing, is read too.
+    `switch`: the model's (`models/rope.py`).
+    """
+    documents = [
+        (sample.tokens[: (places[-1] if places else sample.inputs) + whole], places)
         for sample in samples
         for places in split_at_switch(sample.places_N, switch)
     ]
-    lengths = [length for _, length, _ in rows]
-    width = max(lengths) + whole
-    first = min((places[0] - 1 for _, _, places in rows if places), default=0)
-    inputs_BL = torch.zeros(len(rows), width, dtype=torch.int64)
-    for row, (tokens, length, _) in enumerate(rows):
-        inputs_BL[row, : length + whole] = torch.tensor(tokens[: length + whole])
+    lengths = [len(tokens) for tokens, _ in documents]
+    width = max(lengths)
+    begins = list(accumulate(lengths, initial=0)) if packed else range(0, width * len(lengths) + 1, width)
+    inputs = torch.zeros(begins[-1], dtype=torch.int64)
+    for begin, (tokens, _) in zip(begins, documents, strict=False):
+        inputs[begin : begin + len(tokens)] = torch.tensor(tokens)
     counts_B = torch.tensor([sample.trained for sample in samples])
     of_samples_B = counts_B + torch.tensor([sample.trained_elsewhere for sample in samples])
     weights_B = 1.0 / of_samples_B.clamp(min=1) if aggregation == "SequenceMean" else torch.ones(len(samples))
     targets = [sample.tokens[place] for sample in samples for place in sample.places_N]
     return MicroBatch(
-        inputs_BL=inputs_BL.to(device),
-        positions_BL=None if switch is None else row_positions(lengths, width=width).to(device),
-        first=first,
-        rows_N=_rows([places for _, _, places in rows], width=width - first, first=first).to(device),
+        inputs_BL=inputs.view(1 if packed else len(documents), -1).to(device),
+        positions_BL=_positions(lengths, packed=packed, switches=switch is not None, device=device),
+        documents=documents_of(lengths, device=device) if packed else None,
+        rows_N=_rows([places for _, places in documents], begins=begins).to(device),
         targets_N=torch.tensor(targets, dtype=torch.int64, device=device),
         behaviour_N=_joined([sample.behaviour_N for sample in samples], device=device),
         advantages_N=_joined([sample.advantages_N for sample in samples], device=device),
@@ -111,9 +119,15 @@ def make_batch(
     )
 
 
-def _rows(places_of: Sequence[Sequence[int]], *, width: int, first: int) -> torch.Tensor:
+def _positions(lengths: Sequence[int], *, packed: bool, switches: bool, device: torch.device) -> torch.Tensor | None:
+    if packed:
+        return torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0).to(device)
+    return row_positions(lengths, width=max(lengths)).to(device) if switches else None
+
+
+def _rows(places_of: Sequence[Sequence[int]], *, begins: Sequence[int]) -> torch.Tensor:
     """The token at place p is predicted at p - 1."""
-    rows = [row * width + place - 1 - first for row, places in enumerate(places_of) for place in places]
+    rows = [begin + place - 1 for begin, places in zip(begins, places_of, strict=False) for place in places]
     return torch.tensor(rows, dtype=torch.int64)
 
 
@@ -148,7 +162,7 @@ class Forward:
         found: tuple[torch.Tensor, torch.Tensor] = self._model(
             batch.inputs_BL,
             positions_BL=batch.positions_BL,
-            first=batch.first,
+            documents=batch.documents,
             rows_N=batch.rows_N,
             targets_N=batch.targets_N,
             temperature=self._temperature,
@@ -181,9 +195,16 @@ class ValueModel(torch.nn.Module):
         body: Any = model.base_model
         return cls(body, hidden_size=model.config.get_text_config().hidden_size)
 
-    def forward(self, inputs_BL: torch.Tensor, *, positions_BL: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        inputs_BL: torch.Tensor,
+        *,
+        positions_BL: torch.Tensor | None = None,
+        documents: Documents | None = None,
+    ) -> torch.Tensor:
         """Values [B, L, heads]."""
-        hidden_BLH = self.body(input_ids=inputs_BL, use_cache=False, **own_positions(positions_BL)).last_hidden_state
+        given = own_positions(positions_BL, documents)
+        hidden_BLH = self.body(input_ids=inputs_BL, use_cache=False, **given).last_hidden_state
         values: torch.Tensor = self.head(hidden_BLH).to(torch.float32, copy=True)  # FSDP hooks no views
         return values
 
@@ -202,14 +223,16 @@ class UtteranceValueModel(ValueModel):
         self.target = deepcopy(self).requires_grad_(requires_grad=False)
 
     def forward(
-        self, inputs_BL: torch.Tensor, *, positions_BL: torch.Tensor | None = None, target: bool = False
+        self,
+        inputs_BL: torch.Tensor,
+        *,
+        positions_BL: torch.Tensor | None = None,
+        documents: Documents | None = None,
+        target: bool = False,
     ) -> torch.Tensor:
         """Values [B, L, heads], or those of the copy."""
-        found: torch.Tensor = (
-            self.target(inputs_BL, positions_BL=positions_BL)
-            if target
-            else super().forward(inputs_BL, positions_BL=positions_BL)
-        )
+        passed = self.target if target else super().forward
+        found: torch.Tensor = passed(inputs_BL, positions_BL=positions_BL, documents=documents)
         return found
 
     @torch.no_grad()
@@ -222,9 +245,8 @@ class UtteranceValueModel(ValueModel):
 
 def critic_values(critic: ValueModel, batch: MicroBatch, **of: bool) -> torch.Tensor:
     """Values of each trained token [N * heads], with gradient: of the text before it, then of the text that ends with it."""
-    values_PH: torch.Tensor = critic(batch.inputs_BL, positions_BL=batch.positions_BL, **of)[:, batch.first :].flatten(
-        0, 1
-    )
+    found_BLH = critic(batch.inputs_BL, positions_BL=batch.positions_BL, documents=batch.documents, **of)
+    values_PH: torch.Tensor = found_BLH.flatten(0, 1)
     before_NH = values_PH[:, : critic.states].index_select(0, batch.rows_N)
     if not critic.utterances:
         return before_NH.flatten()

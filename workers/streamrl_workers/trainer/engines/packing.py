@@ -1,13 +1,16 @@
 """Which samples go into one forward pass. Pure; no torch.
 
-Samples are packed into right-padded batches of alike lengths (docs/decisions/0004-micro-batches.md). One with several contexts is
-several here: each has what the model saw, and its own trained tokens.
+A pass of one rank is a micro-batch; a pass of all ranks is a round. Ranks gather each block together, so a round takes as long as its
+most expensive micro-batch: it is dealt by cost (docs/decisions/0090-rows-without-padding.md). A sample with several contexts is several
+here: each has what the model saw, and its own trained tokens.
 
-Invariants: `pack` puts every sample into exactly one batch; a batch's padded tokens are within the budget, except
-that a sample longer than the budget goes alone.
+Invariants: `pack` puts every sample into exactly one micro-batch. Its tokens, padding included, are at most the budget, or the longest
+sample of its round. Every round has a micro-batch for each rank: an empty one where no sample is left.
 """
 
+import heapq
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,13 +20,16 @@ from streamrl_workers.stream.segments import trained_contexts
 from streamrl_workers.trainer.engines.step_metrics import version_lag
 
 PADDING_TOKENS = 256
-"""A batch is closed before its padding exceeds this: about what one more forward pass costs (measured, decision 0004)."""
+"""Maximum padding of a micro-batch whose samples are rows: about the cost of one more forward pass (measured, decision 0004)."""
 
 IDLE_SHARE = 4
 """With nothing else to do, a micro-step starts at this fraction (1/4) of the token budget: smaller ones use the machine badly."""
 
 _TRIED_ROUNDS = 3
-"""Above one rank so many numbers of rounds are tried: one round more can be shorter in all than one that is badly filled."""
+"""Numbers of rounds that are tried above one rank with padding: one more can be shorter in all than one that is badly filled."""
+
+EVEN_PERCENT = 96
+"""Minimum mean cost of a round's micro-batches, in percent of the largest, for it to start while samples still arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,21 +157,80 @@ def pack_sample(sample: pb.Sample, *, step: int, attempt: int, advantage: float 
     return packed
 
 
-def rounds(batches: Sequence[list[PackedSample]], *, ranks: int) -> list[list[list[PackedSample]]]:
-    """Batches in rounds of one for each rank; ranks that are left over in the last round get an empty one."""
-    padded = [*batches, *([[]] * (-len(batches) % ranks))]
-    return [list(padded[begin : begin + ranks]) for begin in range(0, len(padded), ranks)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the samples of a micro-batch lie, and what they cost."""
+
+    packed: bool  # one after the other in one row; else a row each, padded on the right to the longest
+    attention_tokens: float  # length of a sample at which attention costs as much as all else
+
+    def cost(self, batch: Sequence[PackedSample]) -> float:
+        """Return the time of a pass, in tokens of short samples."""
+        if self.packed:
+            return sum(map(self._row_cost, map(_inputs, batch)))
+        return len(batch) * self._row_cost(max(map(_inputs, batch), default=0))
+
+    def tokens(self, batch: Sequence[PackedSample]) -> int:
+        """Return the tokens of a pass, padding included."""
+        return sum(map(_inputs, batch)) if self.packed else _padded_tokens(batch)
+
+    def _row_cost(self, tokens: int) -> float:
+        return tokens * (1.0 + tokens / self.attention_tokens)
 
 
-def pack(samples: Sequence[PackedSample], *, budget_tokens: int) -> list[list[PackedSample]]:
-    """Batches for one forward pass each, longest samples first."""
+def pack(
+    samples: Sequence[PackedSample], *, budget_tokens: int, layout: Layout, ranks: int = 1
+) -> list[list[list[PackedSample]]]:
+    """Return rounds, each with a micro-batch for each rank; the longest samples come first."""
+    if not layout.packed:
+        return _padded_rounds(samples, budget_tokens=budget_tokens, ranks=ranks)
+    rest = sorted(samples, key=_inputs, reverse=True)[::-1]  # of equals the first is dealt first
+    rounds = []
+    while rest:
+        limit = max(budget_tokens, rest[-1].inputs)
+        rounds.append(_deal(rest, limit_tokens=limit, layout=layout, ranks=ranks))
+    return rounds
+
+
+def _deal(rest: list[PackedSample], *, limit_tokens: int, layout: Layout, ranks: int) -> list[list[PackedSample]]:
+    """Make a round from `rest`, which ascends: the cheapest row takes the longest sample that it has room for, until no row has."""
+    rows: list[list[PackedSample]] = [[] for _ in range(ranks)]
+    cheapest = [(0.0, rank, limit_tokens) for rank in range(ranks)]
+    while cheapest and rest:
+        cost, rank, room = heapq.heappop(cheapest)
+        place = bisect_right(rest, room, key=_inputs)
+        if place:
+            sample = rest.pop(place - 1)
+            rows[rank].append(sample)
+            heapq.heappush(cheapest, (cost + layout.cost([sample]), rank, room - sample.inputs))
+    return rows
+
+
+def _padded_rounds(
+    samples: Sequence[PackedSample], *, budget_tokens: int, ranks: int
+) -> list[list[list[PackedSample]]]:
+    """Return rounds whose micro-batches are alike; none is empty as long as samples can be split.
+
+    The budget is lowered where that fills the last round better.
+    """
+    total, longest = sum(map(_inputs, samples)), max(map(_inputs, samples), default=0)
+    fewest = -(-total // (ranks * budget_tokens))
+    shares = [
+        total // (ranks * count) + longest for count in range(fewest, fewest + _TRIED_ROUNDS) if ranks > 1 and count
+    ]
+    budgets = sorted({budget_tokens, *(min(budget_tokens, share) for share in shares)}, reverse=True)
+    tried = [_in_rounds(_alike(samples, budget_tokens=budget), ranks=ranks) for budget in budgets]
+    return min(tried, key=lambda rounds: sum(_padded_tokens(batches[0]) + PADDING_TOKENS for batches in rounds))
+
+
+def _alike(samples: Sequence[PackedSample], *, budget_tokens: int) -> list[list[PackedSample]]:
+    """Cut samples into micro-batches of alike lengths, longest first."""
     batches: list[list[PackedSample]] = []
     padding = 0
-    for sample in sorted(samples, key=lambda s: -s.inputs):
+    for sample in sorted(samples, key=_inputs, reverse=True):
         longest = batches[-1][0].inputs if batches else 0
         padding += longest - sample.inputs
-        fits = batches and longest * (len(batches[-1]) + 1) <= budget_tokens and padding <= PADDING_TOKENS
-        if fits:
+        if batches and longest * (len(batches[-1]) + 1) <= budget_tokens and padding <= PADDING_TOKENS:
             batches[-1].append(sample)
         else:
             batches.append([sample])
@@ -173,65 +238,67 @@ def pack(samples: Sequence[PackedSample], *, budget_tokens: int) -> list[list[Pa
     return batches
 
 
-def pack_for_ranks(samples: Sequence[PackedSample], *, budget_tokens: int, ranks: int) -> list[list[PackedSample]]:
-    """Batches as `pack` makes them, for `rounds`: each round's are alike, and none is missing as long as samples can be split.
-
-    A round takes as long as its largest batch, and a rank without a batch passes a dummy meanwhile.
-    """
-    if ranks == 1 or not samples:
-        return pack(samples, budget_tokens=budget_tokens)
-    total, longest = sum(s.inputs for s in samples), max(s.inputs for s in samples)
-    fewest = -(-total // (ranks * budget_tokens))
-    shares = [total // (ranks * count) + longest for count in range(fewest, fewest + _TRIED_ROUNDS)]
-    budgets = sorted({budget_tokens, *(min(budget_tokens, share) for share in shares)}, reverse=True)
-    packings = [_split(pack(samples, budget_tokens=budget), ranks=ranks) for budget in budgets]
-    return min(packings, key=lambda batches: _time_tokens(batches, ranks=ranks))
-
-
-def _split(batches: list[list[PackedSample]], *, ranks: int) -> list[list[PackedSample]]:
-    """Halve the largest batches until every rank has one in every round; the largest come first."""
+def _in_rounds(batches: list[list[PackedSample]], *, ranks: int) -> list[list[list[PackedSample]]]:
+    """Halve the largest micro-batches until every rank has one in every round; the largest come first."""
     halves = list(batches)
     while len(halves) % ranks:
-        largest = max((b for b in halves if len(b) > 1), key=_padded_tokens, default=None)
-        if largest is None:
+        largest = max((b for b in halves if len(b) > 1), key=_padded_tokens, default=[])
+        if not largest:
             break
         halves.remove(largest)
         halves += [largest[: len(largest) // 2], largest[len(largest) // 2 :]]
-    return sorted(halves, key=_padded_tokens, reverse=True)
+    halves.sort(key=_padded_tokens, reverse=True)
+    halves += [[] for _ in range(-len(halves) % ranks)]
+    return [halves[begin : begin + ranks] for begin in range(0, len(halves), ranks)]
 
 
 def _padded_tokens(batch: Sequence[PackedSample]) -> int:
-    return len(batch) * max(sample.inputs for sample in batch)
+    return len(batch) * max(map(_inputs, batch), default=0)
 
 
-def _time_tokens(batches: Sequence[Sequence[PackedSample]], *, ranks: int) -> int:
-    """Of all rounds, in tokens: the first batch of a round is its largest."""
-    return sum(_padded_tokens(batch) + PADDING_TOKENS for batch in batches[::ranks])
+def _inputs(sample: PackedSample) -> int:
+    return sample.inputs
 
 
 class Pending:
     """Samples that wait for a micro-step of all ranks."""
 
-    def __init__(self, *, budget_tokens: int, ranks: int = 1) -> None:
+    def __init__(self, *, budget_tokens: int, layout: Layout, ranks: int = 1) -> None:
         self._budget_tokens = budget_tokens
+        self._layout = layout
         self._ranks = ranks
         self.room_tokens = budget_tokens
         """Of a pass at most; when a micro-step begins depends on the budget alone."""
         self._samples: list[PackedSample] = []
-        self._tokens = 0
 
     def add(self, sample: PackedSample) -> None:
         """Let one more wait."""
         self._samples.append(sample)
-        self._tokens += sample.inputs
 
-    def take(self, *, idle: bool) -> list[list[PackedSample]]:
-        """All that wait, packed into batches, if that is a full budget for every rank (idle: a quarter); else nothing."""
+    def take(self, *, idle: bool) -> list[list[list[PackedSample]]]:
+        """Return rounds if samples wait for a full budget of every rank (idle: a quarter).
+
+        Those in which ranks are alike; the samples of the others wait for better company. Idle: all of them.
+        """
         full = self._budget_tokens * self._ranks
-        threshold = full // IDLE_SHARE if idle else full
-        return self.take_all() if self._samples and self._tokens >= threshold else []
+        tokens = sum(map(_inputs, self._samples))
+        if idle:
+            return self.take_all() if tokens >= full // IDLE_SHARE else []
+        if tokens < full:
+            return []
+        rounds = self.take_all()
+        even = [batches for batches in rounds if self._is_even(batches)]
+        self._samples = [s for batches in rounds if batches not in even for batch in batches for s in batch]
+        return even
 
-    def take_all(self) -> list[list[PackedSample]]:
-        """All that wait, packed into batches."""
-        samples, self._samples, self._tokens = self._samples, [], 0
-        return pack_for_ranks(samples, budget_tokens=self.room_tokens, ranks=self._ranks)
+    def take_all(self) -> list[list[list[PackedSample]]]:
+        """Return rounds with all samples that wait."""
+        samples, self._samples = self._samples, []
+        return pack(samples, budget_tokens=self.room_tokens, layout=self._layout, ranks=self._ranks)
+
+    def _is_even(self, batches: Sequence[list[PackedSample]]) -> bool:
+        """Whether a round uses all ranks well: at least a quarter of a full budget, dealt alike."""
+        costs = list(map(self._layout.cost, batches))
+        tokens = sum(sample.inputs for batch in batches for sample in batch)
+        full = self._budget_tokens * self._ranks
+        return tokens >= full // IDLE_SHARE and 100 * sum(costs) >= EVEN_PERCENT * len(costs) * max(costs)

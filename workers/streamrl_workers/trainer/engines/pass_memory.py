@@ -132,8 +132,8 @@ class PassMemory:
             limits.append(max(1, int(free / self._token_bytes)))
         return min(limits, default=None)
 
-    def halves(self, samples: Sequence[PackedSample], error: Exception) -> list[Sequence[PackedSample]]:
-        """Return the halves of a pass whose memory did not suffice.
+    def halves(self, samples: Sequence[PackedSample], error: Exception, *, tokens: int) -> list[Sequence[PackedSample]]:
+        """Return the halves of a pass of `tokens` (padding included) whose memory did not suffice.
 
         Raises:
             UserError: a sample alone does not fit, or the group has restarted already.
@@ -142,8 +142,7 @@ class PassMemory:
         """
         if not is_out_of_memory(error):
             raise error
-        tokens = len(samples) * max((sample.inputs for sample in samples), default=0)
-        what = f"a pass of {tokens} tokens ({len(samples)} samples with padding)"
+        what = f"a pass of {tokens} tokens ({len(samples)} samples)"
         if len(samples) <= 1:
             raise self._too_long(tokens) from error
         if not sharded():

@@ -26,6 +26,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
+from streamrl_workers.models.documents import attend_by_document, takes_documents
 from streamrl_workers.models.frozen import TEACHER, frozen_directory
 from streamrl_workers.models.load import load_config, load_empty, load_model, load_tokenizer
 from streamrl_workers.models.logprobs import answer_logprobs
@@ -44,6 +45,7 @@ from streamrl_workers.trainer.engines.forward import (
     logprob_diff_metrics,
 )
 from streamrl_workers.trainer.engines.memory import check_memory
+from streamrl_workers.trainer.engines.packing import Layout
 from streamrl_workers.trainer.engines.pass_memory import CudaMemory, PassMemory, longest_tokens
 from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
 from streamrl_workers.trainer.engines.rank_link import Payload
@@ -76,7 +78,8 @@ class TorchEngine:
     def __init__(self, ranks: Ranks, *, spec: RLJobSpec, algorithm: Algorithm) -> None:
         self._ranks = ranks
         self._pools = [pool.name for pool in spec.generators]
-        self._step = create_training_step(algorithm, ranks=ranks, spec=spec)
+        layout: Layout = everywhere(ranks, "layout")[0]
+        self._step = create_training_step(algorithm, ranks=ranks, spec=spec, layout=layout)
         self._metrics = StepMetrics(step=0)
         self._replay = create_replay(spec)
         self._fresh: list[pb.Sample] = []
@@ -244,7 +247,15 @@ def build_models(
     check_memory(model_path, spec=spec, algorithm=algorithm, frozen_path=frozen_path, device=device)
     _check_switch(model_path, algorithm=algorithm, frozen_path=frozen_path)
     torch.manual_seed(spec.seed)
-    load = load_model if rank_of() == 0 else load_empty  # the others get theirs as they are sharded
+    load_whole = load_model if rank_of() == 0 else load_empty  # the others get theirs as they are sharded
+    packed = _is_packed(trainer, paths=[path for path in (model_path, frozen_path) if path is not None], device=device)
+
+    def load(path: str) -> PreTrainedModel:
+        loaded = load_whole(path)
+        if packed:
+            attend_by_document(loaded)
+        return loaded
+
     model = _tuned(load(model_path), trainer=trainer)
     answer_logprobs(model)
     reference: Reference | None = None
@@ -282,6 +293,25 @@ def _check_switch(model_path: str, *, algorithm: Algorithm, frozen_path: str | N
         )
     if frozen_path is not None and rope_switch(load_config(frozen_path)) != switch:
         raise UserError(field=TEACHER, rule="must switch its rotary factors (longrope) where the trained model does")
+
+
+def _is_packed(trainer: Trainer, *, paths: Sequence[str], device: torch.device) -> bool:
+    """Whether the samples of a pass lie in one row. Raises UserError if the job demands it of models that cannot be given such rows."""
+    wanted = trainer.micro_batch_layout
+    if wanted == "Padded" or (wanted == "Auto" and device.type != "cpu"):
+        return False
+    for path in paths:
+        able = takes_documents(load_empty(path))
+        if not able and wanted == "Packed":
+            raise UserError(
+                field="spec.trainer.microBatchLayout",
+                rule=f"must be Auto or Padded for {path}: it carries state from token to token, or has an attention of its own",
+                got=wanted,
+                fix="leave it out",
+            )
+        if not able:
+            return False
+    return True
 
 
 def _tuned(model: PreTrainedModel, *, trainer: Trainer) -> PreTrainedModel:

@@ -41,14 +41,7 @@ from streamrl_workers.trainer.algorithms.algorithm import (
     TokenView,
 )
 from streamrl_workers.trainer.algorithms.corrections import BatchMask
-from streamrl_workers.trainer.engines.packing import (
-    PackedSample,
-    Pending,
-    Update,
-    pack_for_ranks,
-    pack_sample,
-    rounds,
-)
+from streamrl_workers.trainer.engines.packing import Layout, PackedSample, Pending, Update, pack, pack_sample
 from streamrl_workers.trainer.engines.process_group import Ranks, everywhere
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics, is_trained
 from streamrl_workers.trainer.replay import REPLAYED
@@ -57,17 +50,19 @@ log = logging.getLogger(__name__)
 
 _Contexts = list[PackedSample]
 """Of one sample, in their order."""
+_Round = list[list[PackedSample]]
+"""A micro-batch for each rank."""
 
 
 class TrainingStep(ABC):
     """The order of a step's work; one step at a time."""
 
-    def __init__(self, *, ranks: Ranks, spec: RLJobSpec) -> None:
-        self._ranks = ranks
+    def __init__(self, *, ranks: Ranks, spec: RLJobSpec, layout: Layout) -> None:
+        self._ranks, self._layout = ranks, layout
         self._seed = spec.seed
         self._max_tokens = spec.task.sampling.max_tokens
         self._budget_tokens = spec.trainer.micro_batch_tokens
-        self._pending = Pending(budget_tokens=self._budget_tokens, ranks=ranks.size)
+        self._pending = Pending(budget_tokens=self._budget_tokens, layout=layout, ranks=ranks.size)
         self.begin(0, attempt=0)
 
     def begin(self, step: int, *, attempt: int) -> None:
@@ -94,12 +89,12 @@ class TrainingStep(ABC):
 
     def advance(self, *, idle: bool) -> bool:
         """Do one micro-step if enough waits."""
-        batches = self._pending.take(idle=idle)
-        self._pass(batches)
-        return bool(batches)
+        rounds = self._pending.take(idle=idle)
+        self._pass(rounds)
+        return bool(rounds)
 
     @abstractmethod
-    def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
+    def _pass(self, rounds: Sequence[_Round]) -> None:
         """What a micro-step does with samples that have waited."""
 
     @abstractmethod
@@ -119,20 +114,20 @@ class TrainingStep(ABC):
             for weight, number in zip(sample.advantages_N, sample.proximal_N or (), strict=True)
         )
 
-    def _accumulate(self, batches: Sequence[list[PackedSample]], *, method: str = "accumulate") -> None:
-        """Micro-steps over all batches."""
-        for payloads in rounds(batches, ranks=self._ranks.size):
+    def _accumulate(self, rounds: Sequence[_Round], *, method: str = "accumulate") -> None:
+        """Micro-steps over all rounds."""
+        for payloads in rounds:
             self._ranks.call(method, payloads)
 
-    def _prepared(self, batches: Sequence[list[PackedSample]]) -> Iterator[PackedSample]:
+    def _prepared(self, rounds: Sequence[_Round]) -> Iterator[PackedSample]:
         """The samples with what is said of them before the step's updates: forward passes without gradient."""
-        for payloads in rounds(batches, ranks=self._ranks.size):
+        for payloads in rounds:
             for samples, answers in zip(payloads, self._ranks.call("prepare", payloads), strict=True):
                 for sample, prepared in zip(samples, answers if samples else [], strict=True):  # a dummy's is nobody's
                     yield replace(sample, **prepared)
 
-    def _packed(self, samples: Sequence[PackedSample]) -> list[list[PackedSample]]:
-        return pack_for_ranks(samples, budget_tokens=self._pending.room_tokens, ranks=self._ranks.size)
+    def _packed(self, samples: Sequence[PackedSample]) -> list[_Round]:
+        return pack(samples, budget_tokens=self._pending.room_tokens, layout=self._layout, ranks=self._ranks.size)
 
     def _update(self, update: Update) -> dict[str, float]:
         answer: dict[str, float] = everywhere(self._ranks, "update", update)[0]
@@ -152,8 +147,8 @@ class TrainingStep(ABC):
 class GroupStep(TrainingStep):
     """Trains samples as they come."""
 
-    def __init__(self, algorithm: GroupAlgorithm, *, ranks: Ranks, spec: RLJobSpec) -> None:
-        super().__init__(ranks=ranks, spec=spec)
+    def __init__(self, algorithm: GroupAlgorithm, *, ranks: Ranks, spec: RLJobSpec, layout: Layout) -> None:
+        super().__init__(ranks=ranks, spec=spec, layout=layout)
         self._algorithm = algorithm
         kl = algorithm.reference_kl
         self._skips_equal = algorithm.skips_equal and (kl is None or kl.coefficient == 0)
@@ -180,11 +175,11 @@ class GroupStep(TrainingStep):
         for waiting in packed:
             self._pending.add(waiting)
 
-    def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
+    def _pass(self, rounds: Sequence[_Round]) -> None:
         if self._algorithm.mask is None:
-            self._accumulate(batches)
+            self._accumulate(rounds)
         else:
-            self._waiting += self._prepared(batches)
+            self._waiting += self._prepared(rounds)
 
     def finish(self, metrics: StepMetrics) -> dict[str, float]:
         """The rest of the samples, then the update."""
@@ -200,8 +195,8 @@ class GroupStep(TrainingStep):
 class BatchStep(TrainingStep):
     """Prepares samples as they come, trains them together."""
 
-    def __init__(self, algorithm: BatchAlgorithm, *, ranks: Ranks, spec: RLJobSpec) -> None:
-        super().__init__(ranks=ranks, spec=spec)
+    def __init__(self, algorithm: BatchAlgorithm, *, ranks: Ranks, spec: RLJobSpec, layout: Layout) -> None:
+        super().__init__(ranks=ranks, spec=spec, layout=layout)
         self._algorithm = algorithm
         several = algorithm.epochs * algorithm.mini_batches > 1
         wanted = (algorithm.reference_kl, algorithm.critic, algorithm.mask)
@@ -241,9 +236,9 @@ class BatchStep(TrainingStep):
         kept = iter(masked(_flat(samples), mask=self._algorithm.mask))
         return [[next(kept) for _ in contexts] for contexts in samples]
 
-    def _pass(self, batches: Sequence[list[PackedSample]]) -> None:
-        """Forward passes without gradient over all batches."""
-        for sample in self._prepared(batches):
+    def _pass(self, rounds: Sequence[_Round]) -> None:
+        """Forward passes without gradient over all rounds."""
+        for sample in self._prepared(rounds):
             _, contexts = self._batch[sample.group_id, sample.index]
             contexts[sample.context] = sample
 
@@ -305,12 +300,14 @@ class CriticFirstStep(BatchStep):
         }
 
 
-def create_training_step(algorithm: Algorithm, *, ranks: Ranks, spec: RLJobSpec) -> TrainingStep:
+def create_training_step(algorithm: Algorithm, *, ranks: Ranks, spec: RLJobSpec, layout: Layout) -> TrainingStep:
     """As the algorithm needs it."""
     if isinstance(algorithm, BatchAlgorithm):
-        return (CriticFirstStep if algorithm.critic_first else BatchStep)(algorithm, ranks=ranks, spec=spec)
+        return (CriticFirstStep if algorithm.critic_first else BatchStep)(
+            algorithm, ranks=ranks, spec=spec, layout=layout
+        )
     assert isinstance(algorithm, GroupAlgorithm), f"{type(algorithm).__name__} needs neither groups nor batches"
-    return GroupStep(algorithm, ranks=ranks, spec=spec)
+    return GroupStep(algorithm, ranks=ranks, spec=spec, layout=layout)
 
 
 def rewarded(sample: pb.Sample) -> RewardedSample:

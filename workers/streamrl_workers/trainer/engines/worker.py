@@ -36,6 +36,7 @@ from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.checkpoint_layout import CheckpointLayout
+from streamrl_workers.models.documents import attends_by_document, attention_tokens
 from streamrl_workers.models.probe import (
     LONG_TOKENS,
     PROBE_TEXT,
@@ -61,7 +62,14 @@ from streamrl_workers.trainer.engines.forward import (
     make_batch,
     value_loss,
 )
-from streamrl_workers.trainer.engines.packing import DUMMY, PackedSample, Update, rehearsal_sample, scored_sample
+from streamrl_workers.trainer.engines.packing import (
+    DUMMY,
+    Layout,
+    PackedSample,
+    Update,
+    rehearsal_sample,
+    scored_sample,
+)
 from streamrl_workers.trainer.engines.pass_memory import MAY_BE_MEMORY, PassMemory
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of
@@ -165,6 +173,9 @@ class RankWorker:
             if one is not None:
                 measure_collectives(one, clock=partial(self._throughput.during, "collectives"))
         self._switch = rope_switch(models.model.config)
+        self._passes = Layout(
+            packed=attends_by_document(models.model), attention_tokens=attention_tokens(models.model.config)
+        )
         self._forward = Forward(models.model, temperature=self._temperature)
         self._optimiser = Optimiser(models.model, spec=spec.trainer, steps=spec.pipeline.steps)
         self._critic_optimiser = _critic_optimiser(models, spec=spec)
@@ -174,6 +185,11 @@ class RankWorker:
         self._layout = CheckpointLayout(models.model.config)
         self._base: list[SliceBytes] | None = None  # what is not trained, this rank's slices as published
         self.begin(None)
+
+    def layout(self, payload: None) -> Layout:
+        """Return how samples lie in a pass; the same on every rank."""
+        del payload
+        return self._passes
 
     def begin(self, payload: None) -> int | None:
         """A step: gradients and sums of zero. Return the tokens of a pass that fit the memory; None: as many as the job says."""
@@ -199,14 +215,14 @@ class RankWorker:
             self._prepared([drawn])
             self._accumulate([drawn], policy=True, critic=True, counted=False)
         except MAY_BE_MEMORY as error:
-            self._memory.halves([drawn], error)
+            self._memory.halves([drawn], error, tokens=drawn.inputs)
 
     def prepare(self, samples: Sequence[PackedSample]) -> list[dict[str, Payload]]:
         """What is said of each sample before the step's updates, as fields of `PackedSample`: log-probs, the reference's, values."""
         try:
             return self._prepared(samples)
         except MAY_BE_MEMORY as error:
-            halves = self._memory.halves(samples, error)
+            halves = self._memory.halves(samples, error, tokens=self._passes.tokens(samples))
         self._free()
         return [prepared for half in halves for prepared in self.prepare(half)]
 
@@ -216,7 +232,7 @@ class RankWorker:
         try:
             self._accumulate(samples, policy=policy, critic=critic)
         except MAY_BE_MEMORY as error:
-            halves = self._memory.halves(samples, error)
+            halves = self._memory.halves(samples, error, tokens=self._passes.tokens(samples))
         else:
             self._accumulated.append((samples, policy, critic))
             return
@@ -326,7 +342,8 @@ class RankWorker:
             return None
         short, long = (scored_sample(tokens) for tokens in self._probe)
         forward = Forward(self._model, temperature=1.0)
-        beside, longer = torch.split(forward.logprobs(self._batch([short, long])), [short.trained, long.trained])
+        # The short one comes second: in a row of documents the first sees no other in any case.
+        longer, beside = torch.split(forward.logprobs(self._batch([long, short])), [long.trained, short.trained])
         if not self._proved:
             alone = forward.logprobs(self._batch([short]))
             Prover(engine="torch", precision=self._precision).prove_alone(
@@ -430,6 +447,7 @@ class RankWorker:
                 samples or [DUMMY],
                 aggregation=self._algorithm.aggregation,
                 device=self._device,
+                packed=self._passes.packed,
                 whole=whole,
                 switch=self._switch,
             )
