@@ -112,7 +112,7 @@ def test_with_cpu_offload_a_rank_alone_trains_alike(model: Path, tmp_path: Path,
     plain, offloaded = _engine(model, **job), _engine(model, cpuOffload=True, **job)
     for step in range(3):
         assert _step(offloaded, step) == pytest.approx(_step(plain, step), rel=1e-4, abs=1e-6)
-    offloaded.save(tmp_path)
+    offloaded.save(tmp_path).result()
     plain.load(tmp_path)  # what one wrote the other reads
     assert plain.tensors() == offloaded.tensors()
     assert _step(plain, 3) == pytest.approx(_step(offloaded, 3), rel=1e-4, abs=1e-6)
@@ -255,7 +255,7 @@ def test_the_base_is_published_as_it_began_and_copied_once(model: Path, tmp_path
     assert all(after[name] is before[name] for name in after.keys() - adapters)
     assert all(after[name] != before[name] for name in adapters if name.endswith(":lora_B"))
     assert {k: t for k, t in after.items() if k not in adapters} == model_files.tensors(initial)
-    engine.save(tmp_path)
+    engine.save(tmp_path).result()
     again = _engine(model, lora={"rank": 4})  # another process, behind a restart
     again.load(tmp_path)
     assert again.tensors() == after
@@ -320,7 +320,7 @@ def test_with_a_side_path_the_last_layers_of_policy_and_critic_are_trained(model
 def test_what_is_tuned_resumes_bit_for_bit(model: Path, tmp_path: Path, tuning: dict[str, Any]) -> None:
     through, resumed = _engine(model, **tuning), _engine(model, **tuning)
     _step(through)
-    through.save(tmp_path)
+    through.save(tmp_path).result()
     resumed.load(tmp_path)
     assert _step(resumed, 1) == _step(through, 1)
     assert resumed.tensors() == through.tensors()

@@ -9,7 +9,9 @@ Rank 0 loads the whole model into its memory; every rank gets its part from ther
 order: copies first, then adapters, compiled blocks, activation checkpointing, number format, shards; each of these changes the model in place.
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -30,11 +32,12 @@ from streamrl_workers.models.load import load_config, load_empty, load_model, lo
 from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.models.rope import rope_switch
 from streamrl_workers.models.side_path import train_side_path
+from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.stream.packing import pack_float32
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
-from streamrl_workers.trainer.engines.engine import RankEnvironment
+from streamrl_workers.trainer.engines.engine import FileHashes, RankEnvironment
 from streamrl_workers.trainer.engines.forward import (
     Reference,
     UtteranceValueModel,
@@ -137,11 +140,12 @@ class TorchEngine:
         probe: dict[str, TensorBytes] = everywhere(self._ranks, "probe")[0]
         return probe
 
-    def save(self, directory: Path) -> None:
-        """Models, optimisers, random state; the replay buffer."""
-        everywhere(self._ranks, "save", str(directory))
+    def save(self, directory: Path) -> "Future[FileHashes]":
+        """Models, optimisers, random state, beside the training; the replay buffer, at once."""
         if self._replay is not None:
             self._replay.save(directory)
+        by_rank = self._ranks.begin("save", [str(directory)] * self._ranks.size)
+        return begin_in_thread(lambda: dict(ChainMap(*by_rank.result())), name="trainer-saved")
 
     def load(self, directory: Path) -> None:
         """Go back to what was saved."""
