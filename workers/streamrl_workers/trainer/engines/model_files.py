@@ -189,7 +189,7 @@ def _buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _moments(optimiser: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
     """AdamW's state of one parameter; zeros before its first step."""
     known: dict[str, torch.Tensor] = optimiser.state.get(parameter) or {
-        "step": torch.zeros(()),
+        "step": torch.zeros((), device=parameter.device),  # where the fused optimiser keeps it
         "exp_avg": torch.zeros_like(parameter, requires_grad=False),
         "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
     }

@@ -163,8 +163,7 @@ def create(setup: EngineSetup) -> TorchEngine:
     _prepare_torch(setup)
     if setup.ranks is None:
         device = device_of(RankEnvironment())
-        mesh = mesh_of_one(device) if setup.spec.trainer.cpu_offload else None
-        ranks: Ranks = SingleRank(_worker_of(setup, device=device, mesh=mesh))
+        ranks: Ranks = SingleRank(_worker_of(setup, device=device))
     else:
         ranks = _several_ranks(setup, setup.ranks)
     return TorchEngine(ranks, spec=setup.spec, algorithm=create_algorithm(setup.spec))
@@ -207,7 +206,7 @@ def _prepare_torch(setup: EngineSetup) -> None:
 def build_models(
     spec: RLJobSpec, *, model_path: str, base_dir: Path = Path(), device: torch.device, mesh: DeviceMesh | None = None
 ) -> RankModels:
-    """The models of this rank with the initial weights; `mesh`: of all ranks. Ranks build alike, from the job's seed."""
+    """The models of this rank with the initial weights; `mesh`: of all ranks, None = this one alone. Ranks build alike, from the job's seed."""
     trainer = spec.trainer
     sharding.check_hardware(trainer.precision, device=device)
     if trainer.compile:
@@ -216,6 +215,8 @@ def build_models(
     frozen_path = _frozen_path(spec, algorithm=algorithm, model_path=model_path, base_dir=base_dir)
     check_memory(model_path, spec=spec, algorithm=algorithm, frozen_path=frozen_path, device=device)
     _check_switch(model_path, algorithm=algorithm, frozen_path=frozen_path)
+    if mesh is None and trainer.sharded:
+        mesh = mesh_of_one(device)
     torch.manual_seed(spec.seed)
     load = load_model if rank_of() == 0 else load_empty  # the others get theirs as they are sharded
     model = _tuned(load(model_path), trainer=trainer)
@@ -290,10 +291,9 @@ def _finish(
     if trainer.activation_checkpointing and trained:
         recompute_blocks(model)
     if mesh is not None:
-        shard_first(
-            model, mesh=mesh, compute=compute, offload=trainer.cpu_offload
-        )  # moves it to the device, block by block
+        reduce = sharding.published_dtype(trainer.reduce_dtype) if trainer.ranks > 1 else torch.float32
+        shard_first(  # moves it to the device, block by block
+            model, mesh=mesh, compute=compute, reduce=reduce, offload=trainer.cpu_offload
+        )
         return
     model.to(device)
-    if compute is not None:
-        sharding.compute_in(model, dtype=compute, device=device)

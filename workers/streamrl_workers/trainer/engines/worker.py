@@ -105,7 +105,9 @@ class Optimiser:
             {"params": [p for p in self._parameters if p.ndim > 1], "weight_decay": spec.weight_decay},
             {"params": [p for p in self._parameters if p.ndim <= 1], "weight_decay": 0.0},  # norms and biases
         ]
-        self.adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=spec.learning_rate, betas=_BETAS)
+        self.adamw = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=spec.learning_rate, betas=_BETAS, fused=True
+        )
 
     def zero(self) -> None:
         """Forget what was accumulated."""
