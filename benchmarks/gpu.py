@@ -1,15 +1,17 @@
-"""What StreamRL does on one GPU: one command, at most ten minutes, nothing from a hub.
+"""What StreamRL does on one GPU: one command, at most so many minutes, nothing from a hub.
 
-    python benchmarks/gpu.py [--shape 0.5B --shape 7B] [--only generator] [--minutes 10]
+    python benchmarks/gpu.py [--shape 0.5B --shape 7B] [--only generator] [--minutes 10] [--until 12:45:00] [--output FOLDER]
 
 Models have the shapes of Qwen2.5 and random weights, in bfloat16. The parts, for each shape, smallest first:
 
     machine    the device, and how fast a plain pinned copy from main memory to it is: the limit of an update of weights
+    copies     bytes out of the device as weights are published, and into it as generators load them
+    rates      the trainer alone: tokens/s, share of the peak and memory for passes of several lengths, compiled or not; its kernels
     generator  tokens/s of a generator with vLLM (with `hf` where vLLM is not installed) beside that engine alone; updates under load
     trainer    time of a step, and the peak of its memory beside the estimate that the trainer makes before it starts
     modes      samples/s of StreamAsync beside Colocated, each a short `streamrl run` on this one device
 
-Each part is a process of its own with a budget of time; what it held is free again behind it. A part that does not fit in the
+What a part printed is also in FOLDER (default: the variable OUT), as soon as it is there. Each part is a process of its own with a budget of time; what it held is free again behind it. A part that does not fit in the
 memory, or whose budget is not left, is skipped, and the last table says so. Without a GPU the same parts run on the processor
 with a tiny shape in float32: that tries the script, and says nothing of any GPU.
 """
@@ -27,12 +29,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_rates import copies, rates
 from random_models import (
     DEVICE,
     GPU,
@@ -283,11 +287,13 @@ class Part:
 
 PARTS = {
     "machine": Part(run=machine, base_s=30, once=True),
+    "copies": Part(run=copies, base_s=30, once=True),
+    "rates": Part(run=rates, base_s=90, billion_s=30),
     "generator": Part(run=generator, base_s=180, billion_s=6),
     "trainer": Part(run=trainer, base_s=60, billion_s=15),
     "modes": Part(run=modes, base_s=240, billion_s=10),
 }
-"""Most of it is for the start of vLLM, which compiles; most parts end sooner. All of 0.5B fit in ten minutes. A part gets what is left, if that is half of its budget."""
+"""Most of it is for the start of vLLM, which compiles; most parts end sooner. All of 0.5B fit in fifteen minutes. A part gets what is left, if that is half of its budget."""
 
 
 CHILD = "import sys; sys.path.insert(0, sys.argv.pop(1)); import gpu; sys.exit(gpu.main())"
@@ -328,7 +334,8 @@ def main() -> int:
     args = arguments()
     if args.child is not None:
         return child(args)
-    ends_s = time.monotonic() + 60 * args.minutes
+    left_s = 60 * args.minutes if args.until is None else (args.until - datetime.now()).total_seconds()
+    ends_s = time.monotonic() + min(60 * args.minutes, left_s)
     rows, failed = [], False
     for shape in args.shape:
         for name in args.only:
@@ -337,7 +344,9 @@ def main() -> int:
             began_s = time.monotonic()
             output, outcome = attempt(name, shape, left_s=ends_s - began_s)
             took_s = time.monotonic() - began_s
-            print(f"\n## {name}, {shape}\n\n{output or outcome}", flush=True)
+            print(told := f"\n## {name}, {shape}\n\n{output or outcome}", flush=True)
+            if args.output is not None:
+                (args.output / f"{name}-{shape}.md").write_text(f"{told.strip()}\n\n{outcome}\n", encoding="utf-8")
             rows.append(f"| {name} | {shape} | {outcome} | {took_s:.0f} s |")
             failed |= outcome.startswith("failed")
     print("\n".join(["", "| part | shape | outcome | took |", "|---|---|---|---|", *rows]))
@@ -357,14 +366,22 @@ def child(args: argparse.Namespace) -> int:
     return 0
 
 
+def _today(text: str) -> datetime:
+    return datetime.combine(datetime.now(), datetime.strptime(text, "%H:%M:%S").time())
+
+
 def arguments() -> argparse.Namespace:
     """Of the command; `--child` is our own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", action="append", choices=list(SHAPES), help="again for more; default 0.5B and 7B")
     parser.add_argument("--only", action="append", choices=list(PARTS), help="this part, again for more; default all")
     parser.add_argument(
-        "--minutes", type=float, default=10.0 if GPU else 40.0, help="for all (default: 10, without a GPU 40)"
+        "--minutes", type=float, default=13.0 if GPU else 40.0, help="for all (default: 13, without a GPU 40)"
     )
+    parser.add_argument(
+        "--until", type=_today, help="time of the day, as 12:45:00: nothing is begun that does not fit before"
+    )
+    parser.add_argument("--output", type=Path, default=os.environ.get("OUT"), help="folder for a file of each part")
     parser.add_argument("--child", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.shape = args.shape or (["0.5B", "7B"] if GPU else ["tiny"])

@@ -53,6 +53,9 @@ SHAPES = {
     ),
     "0.5B": Shape(billions=0.5, hidden=896, layers=24, heads=14, kv_heads=2, feed_forward=4864),
     "1.5B": Shape(billions=1.5, hidden=1536, layers=28, heads=12, kv_heads=2, feed_forward=8960),
+    "8B-4-layers": Shape(
+        billions=2.0, hidden=4096, layers=4, heads=32, kv_heads=8, feed_forward=12_288, tied=False, groups=32
+    ),
     "3B": Shape(billions=3.1, hidden=2048, layers=36, heads=16, kv_heads=2, feed_forward=11_008),
     "7B": Shape(billions=7.6, hidden=3584, layers=28, heads=28, kv_heads=4, feed_forward=18_944, tied=False),
 }

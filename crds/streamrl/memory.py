@@ -11,9 +11,11 @@ from streamrl.spec.task import Task
 from streamrl.spec.training import Trainer
 
 CHUNK_LOGITS = 2**26
-"""Logits that are there at once: 256 MiB a copy in float32, and tokens enough (441 of 152k words) to keep a GPU busy."""
-PUBLISHED_VERSIONS = 3
-"""In the main memory of rank 0: two that generators may pull, and the next one while it is copied."""
+"""Logits that are there at once, at least: 256 MiB a copy in float32, 441 tokens of 152k words."""
+_CHUNK_SHARE = 512
+"""Bytes of a GPU's memory for each logit of a chunk. For each chunk the gradient of the head is read and written, so larger ones are faster."""
+PUBLISHED_VERSIONS = 2
+"""In main memory at once: the one that generators pull, and the next one."""
 _PROMPT_TOKENS = 1024
 """Of a prompt; its length is not known before the data set is read."""
 _FLOAT32, _BFLOAT16 = 4, 2
@@ -52,7 +54,7 @@ class RankMemory:
     optimiser: int
     gathered: int  # layers whose weights are elsewhere, while a rank computes with them
     logits: int  # of a chunk, and the gradient of the head
-    publishing: int  # one tensor in full, in both formats
+    publishing: int  # the rows of one tensor, as they are published
     activations: int  # of one pass
 
     @property
@@ -86,10 +88,26 @@ def sequence_tokens(task: Task, *, positions: int | None) -> int:
     return tokens if positions is None else min(tokens, positions)
 
 
+def chunk_logits(device_bytes: int = 0) -> int:
+    """Return the logits that are there at once. `device_bytes`: all memory of the GPU, 0 without one; not the free one, which differs from start to start."""
+    return max(CHUNK_LOGITS, device_bytes // _CHUNK_SHARE)
+
+
 def rank_memory(
-    sizes: ModelSizes, *, trainer: Trainer, task: Task, frozen_parameters: int, critic: bool, target: bool = False
+    sizes: ModelSizes,
+    *,
+    trainer: Trainer,
+    task: Task,
+    frozen_parameters: int,
+    critic: bool,
+    target: bool = False,
+    device_bytes: int = 0,
 ) -> RankMemory:
-    """`frozen_parameters`: of a model beside the policy that is not trained; `critic`: whether there is a value model; `target`: and a copy of it."""
+    """Estimate a rank.
+
+    frozen_parameters: of a model beside the policy that is not trained. critic: whether there is a value model; target: and a copy of it.
+    device_bytes: as of `chunk_logits`.
+    """
     tokens = max(trainer.micro_batch_tokens, sequence_tokens(task, positions=sizes.positions))  # no sample is cut
     number = number_bytes(trainer)
     critic_trained = sizes.parameters if trainer.sherl is None or target else sizes.trained
@@ -102,17 +120,17 @@ def rank_memory(
         parameters=weights * _FLOAT32 // trainer.ranks,
         gradients=trained * _FLOAT32 // trainer.ranks,
         optimiser=trained * _ADAM_FLOATS * _FLOAT32 // trainer.ranks,
-        gathered=gathered if trainer.ranks > 1 or trainer.cpu_offload else 0,
-        logits=(_LOGIT_COPIES * min(CHUNK_LOGITS, tokens * sizes.vocabulary) + largest) * _FLOAT32,
-        publishing=largest * (_FLOAT32 + number),
+        gathered=gathered if trainer.sharded else 0,
+        logits=(_LOGIT_COPIES * min(chunk_logits(device_bytes), tokens * sizes.vocabulary) + largest) * _FLOAT32,
+        publishing=largest * number // trainer.ranks,
         activations=tokens * _token_bytes(sizes, trainer=trainer),
     )
 
 
 def published_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:
-    """Of all versions in the main memory of rank 0; they share what is not trained."""
+    """Return the bytes of all versions in the main memory of a rank, which share what is not trained."""
     base = 0 if not trainer.keeps_base else (sizes.parameters - sizes.trained) * number_bytes(trainer)
-    return base + PUBLISHED_VERSIONS * version_bytes(sizes, trainer=trainer)
+    return (base + PUBLISHED_VERSIONS * version_bytes(sizes, trainer=trainer)) // trainer.ranks
 
 
 def version_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:

@@ -151,9 +151,14 @@ def test_compiled_blocks_compute_the_same(model: Path, monkeypatch: pytest.Monke
         torch.testing.assert_close(*numbers, rtol=1e-5, atol=1e-6)
 
 
-def test_two_ranks_in_bf16_publish_what_one_does_up_to_its_rounding(tmp_path: Path, model: Path) -> None:
+@pytest.mark.parametrize("reduced", ["FP32", "BF16"])
+def test_two_ranks_in_bf16_publish_what_one_does_up_to_its_rounding(reduced: str, tmp_path: Path, model: Path) -> None:
     unclipped = {"algorithm": {"clipLow": 0.99, "clipHigh": 10.0}, "correction": {"twoSidedClip": {"cap": 1000}}}
-    job: dict[str, Any] = {"precision": "BF16", **unclipped}  # rounding moves tokens over a clip's edge
+    job: dict[str, Any] = {
+        "precision": "BF16",
+        "reduceDtype": reduced,
+        **unclipped,
+    }  # rounding moves tokens over a clip's edge
     if not has_bf16(torch.device("cpu")):
         with RankTeam(tmp_path / "two", size=2, model=model, **job) as team:
             assert team.wait(0) == 2
@@ -162,6 +167,7 @@ def test_two_ranks_in_bf16_publish_what_one_does_up_to_its_rounding(tmp_path: Pa
         return
     one = _one(model, **job)
     expected = _steps(one, count=1)[0]
+    torch.distributed.destroy_process_group()  # of one
     with RankTeam(tmp_path / "two", size=2, model=model, **job) as team:
         assert team.answer() == "ready"
         measured, tensors = team.steps(1, groups=GROUPS)[0], team.tensors("two")

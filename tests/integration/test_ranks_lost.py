@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from streamrl_workers.trainer.checkpoint import CheckpointStore
 from support.rank_team import RankTeam
 from support.tiny_folder import tiny_folder
 
@@ -41,6 +42,16 @@ def test_a_stopped_rank_is_named_within_its_deadline(tmp_path: Path) -> None:
         silence = re.search(r"rank 1 is silent for (\d+)", team.log(0).splitlines()[-1])
         assert silence is not None, team.log(0)
         assert int(silence[1]) >= TIMEOUT_S
+
+
+def test_a_full_disk_of_one_rank_ends_all_with_one_line(tmp_path: Path) -> None:
+    with _ready(tmp_path, timeout_s=FAR_S) as team:
+        assert team.answer() == "ready"
+        team.tell(do="checkpoint", folder=str(tmp_path / "checkpoints"), full="rank-00001.safetensors")
+        assert [team.wait(rank) for rank in (0, 1)] == [2, 0], team.log(1)
+        rule = "a checkpoint cannot be written: No space left on device; free the disk, then resume the run"
+        assert team.log(0).splitlines()[-1] == f"{tmp_path}/checkpoints: {rule}"
+    assert CheckpointStore(tmp_path / "checkpoints", keep_last=1).newest() is None
 
 
 def test_without_rank_0_the_others_end(tmp_path: Path) -> None:

@@ -7,14 +7,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 from torch.distributed.tensor.debug import CommDebugMode
 
 from streamrl.errors import EXIT_RETRY, EXIT_USER_ERROR, UserError
+from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore
 from streamrl_workers.trainer.engines import create_engine
-from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
+from streamrl_workers.trainer.engines.engine import FileHashes, RetryError, TrainEngine
 from streamrl_workers.trainer.engines.process_group import ProcessGroup
 from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.rank_weights import rank_parts
@@ -57,7 +59,7 @@ class PublishedWeights:
 
 
 def act(engine: TrainEngine, command: dict[str, Any], *, weights: PublishedWeights | None = None) -> Any:
-    """One command: `step`, `throughput`, `tensors`, `copy`, `publish`, `save`, `load` or `export`."""
+    """One command: `step`, `throughput`, `tensors`, `checkpoint`, `copy`, `publish`, `save`, `load` or `export`."""
     if command["do"] == "step":
         engine.begin_step(command["step"], attempt=1)
         for number in range(command["groups"]):
@@ -76,8 +78,23 @@ def act(engine: TrainEngine, command: dict[str, Any], *, weights: PublishedWeigh
     if command["do"] == "publish":
         assert weights is not None
         return weights.publish(step=command["step"])
-    Path(command["folder"]).mkdir(exist_ok=True)
-    return getattr(engine, command["do"])(Path(command["folder"]))
+    folder = Path(command["folder"])
+    if command["do"] == "checkpoint":
+        return write_checkpoint(engine, folder, full=command["full"])
+    folder.mkdir(exist_ok=True)
+    done = getattr(engine, command["do"])(folder)
+    return done.result() if isinstance(done, Future) else done
+
+
+def write_checkpoint(engine: TrainEngine, folder: Path, *, full: str) -> str:
+    """With the file `full` on a disk that is full."""
+
+    def save(directory: Path) -> "Future[FileHashes]":
+        (directory / full).symlink_to("/dev/full")
+        return engine.save(directory)
+
+    meta = CheckpointMeta(step=1, attempt=1, history=("00" * 16,))
+    return str(CheckpointStore(folder, keep_last=1).write(meta, save=save, sync=lambda: None))
 
 
 def write_tensors(engine: TrainEngine, folder: Path) -> dict[str, Any]:

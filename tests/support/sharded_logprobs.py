@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from streamrl_workers.models import logprobs
+from streamrl import memory
 from streamrl_workers.models.documents import attend_by_document
 from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.engines import sharding
@@ -73,7 +73,7 @@ def _forget(module: torch.nn.Module) -> None:
 def main(rank: int, folder: Path) -> None:
     """Both models, one after the other."""
     torch.set_num_threads(1)
-    logprobs.CHUNK_LOGITS = CHUNK_TOKENS * SIZES["vocab_size"]
+    memory.CHUNK_LOGITS = CHUNK_TOKENS * SIZES["vocab_size"]
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     mesh = init_device_mesh("cpu", (2,))
     for name, model in models().items():

@@ -113,7 +113,7 @@ def assert_resumes(spec: RLJobSpec, steps: Sequence[Sequence[pb.Group]], *, save
     whole, killed, resumed = (tiny_engine(spec) for _ in range(3))
     expected = train_steps(whole, steps)
     train_steps(killed, steps[:saved_at])
-    killed.save(folder)
+    killed.save(folder).result()
     resumed.load(folder)
     assert train_steps(resumed, steps[saved_at:], first=saved_at) == expected[saved_at:]
     assert tensors_hash(resumed.tensors()) == tensors_hash(whole.tensors())

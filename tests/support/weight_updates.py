@@ -76,7 +76,7 @@ class PublishingTrainer:
         """With a checkpoint of it."""
         folder = self._checkpoints / str(version)
         folder.mkdir(exist_ok=True)
-        self.engine.save(folder)
+        self.engine.save(folder).result()
         name = self.store.publish(attempt=self._attempt, step=version, tensors=self.tensors())
         return pb.WeightsAvailable(version=name, address=self.address)
 

@@ -212,6 +212,10 @@ class Trainer(SpecModel):
         default="FP32",
         description="BF16: passes and published weights in bfloat16, where the hardware has it; weights and optimiser stay in float32.",
     )
+    reduce_dtype: Literal["FP32", "BF16"] = Field(
+        default="FP32",
+        description="Number format in which ranks sum their gradients. BF16 halves the bytes between ranks, and rounds each summand.",
+    )
     activation_checkpointing: bool = Field(
         default=False, description="Compute activations again in the backward pass: less memory, a third more time."
     )
@@ -254,6 +258,11 @@ class Trainer(SpecModel):
         return self.nodes * self.processes_per_node
 
     @property
+    def sharded(self) -> bool:
+        """Whether a rank computes with weights that it gathers block by block, in the format of the pass; alone it is a mesh of one."""
+        return self.ranks > 1 or self.cpu_offload or self.precision == "BF16"
+
+    @property
     def keeps_base(self) -> bool:
         """Whether most weights stay as they began: versions share them, and checkpoints leave them out."""
         return self.lora is not None or self.sherl is not None
@@ -284,6 +293,11 @@ class Trainer(SpecModel):
         FieldRule(
             "of lora and sherl only one can be there",
             "!has(self.lora) || !has(self.sherl)",
+        ),
+        FieldRule(
+            "reduceDtype must be FP32 (or absent) with precision FP32: gradients would lose what the passes computed",
+            "self.reduceDtype == 'FP32' || self.precision == 'BF16'",
+            "{self.reduce_dtype}",
         ),
     )
 

@@ -15,6 +15,13 @@ def free_bytes(device: torch.device, *, ranks: int = 1, root: Path = Path("/")) 
     return min(_machine_bytes(root), _container_bytes(root)) // ranks
 
 
+def total_bytes(device: torch.device) -> int:
+    """Return all memory of a GPU; 0 for a processor, or where no GPU can be asked."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return 0
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
 def _machine_bytes(root: Path) -> int:
     """Without /proc as much as there could ever be: nothing is refused there."""
     try:

@@ -23,8 +23,9 @@ from transformers import PreTrainedModel
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH
-from streamrl.memory import CHUNK_LOGITS
+from streamrl.memory import chunk_logits
 from streamrl_workers.models.documents import Documents
+from streamrl_workers.models.free_memory import total_bytes
 from streamrl_workers.models.rope import own_positions
 
 
@@ -35,7 +36,7 @@ def answer_logprobs(model: PreTrainedModel) -> None:
         raise UserError(
             field=ENV_MODEL_PATH, rule="must be of a decoder with a head of its own", got=type(model).__name__
         )
-    rows = max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
+    vocabulary = model.config.get_text_config().vocab_size
 
     def forward(
         inputs_BL: torch.Tensor,
@@ -56,6 +57,7 @@ def answer_logprobs(model: PreTrainedModel) -> None:
                 logits: torch.Tensor = whole(use_cache=False).logits
             return logits.squeeze(0)
 
+        rows = max(1, chunk_logits(total_bytes(hidden_NH.device)) // vocabulary)
         one_pass = _Pass(
             head=head, weights=partial(_trained, model, decoder), rows=rows, temperature=temperature, entropy=entropy
         )
@@ -124,7 +126,7 @@ class _TokenLogprobs(torch.autograd.Function):
         del weights  # named for autograd; the head reaches them by itself
         logprobs_N = torch.empty(len(targets_N), dtype=torch.float32, device=hidden_NH.device)
         entropies_N = torch.zeros_like(logprobs_N)
-        ctx.one_pass, ctx.autocast = one_pass, _autocast_of(hidden_NH.device)
+        ctx.one_pass = one_pass
         ctx.save_for_backward(targets_N, hidden_NH)
         ctx.mark_non_differentiable(entropies_N)
         for hidden_CH, targets_C, logprobs_C, entropies_C in one_pass.chunks(
@@ -146,7 +148,7 @@ class _TokenLogprobs(torch.autograd.Function):
         sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
         into_NH = torch.zeros_like(hidden_NH)
         for hidden_CH, targets_C, gradient_C, into_CH in one_pass.chunks(hidden_NH, targets_N, gradient_N, into_NH):
-            with torch.enable_grad(), ctx.autocast:
+            with torch.enable_grad():
                 leaf_CH = hidden_CH.detach().requires_grad_()
                 logits_CV = one_pass.head(leaf_CH)
             scale_C1 = (gradient_C / one_pass.temperature).unsqueeze(1)
@@ -158,9 +160,3 @@ class _TokenLogprobs(torch.autograd.Function):
                 total.add_(part)
         rounded = (total.to(weight.dtype) for total, weight in zip(sums, weights, strict=True))
         return None, None, into_NH if ctx.needs_input_grad[2] else None, *rounded
-
-
-def _autocast_of(device: torch.device) -> torch.autocast:
-    """Number formats of the pass, for its second time in the backward pass."""
-    kind = device.type
-    return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))

@@ -19,6 +19,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from streamrl.errors import UserError
 from streamrl.files import sync
 from streamrl_workers.stream.digests import EMPTY_CHAIN, History, read_count, read_sealed, seal
 from streamrl_workers.stream.object_store import DamagedObjectError, ObjectFolder, StoreUnavailableError
-from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
+from streamrl_workers.trainer.engines.engine import FileHash, FileHashes, RetryError, TrainEngine
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, new_digest
 
 _META_FILE = "meta.json"
@@ -56,8 +57,7 @@ class CheckpointMeta:
     folded_steps: int = 0
     chain: str = EMPTY_CHAIN  # of the steps before
     complete: bool = True
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Relative path -> {"size_bytes", "hash": "algorithm:digest"}"""
+    files: FileHashes = field(default_factory=dict)
 
     @classmethod
     def of(cls, history: History, *, attempt: int) -> "CheckpointMeta":
@@ -89,6 +89,19 @@ class Checkpoint:
         return (self.directory / _META_FILE).stat().st_mtime
 
 
+Save = Callable[[Path], "Future[FileHashes] | None"]
+"""As `TrainEngine.save`; None: the directory is filled already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedCheckpoint:
+    """A checkpoint under way."""
+
+    meta: CheckpointMeta
+    partial: Path  # its directory as long as it is not complete
+    saving: "Future[FileHashes] | None"  # as of `Save`
+
+
 class CheckpointStore:
     """The checkpoints of one run; this process is the only writer."""
 
@@ -97,17 +110,29 @@ class CheckpointStore:
         self._keep_last = keep_last
         self._copies = copies
 
-    def write(self, meta: CheckpointMeta, *, save: Callable[[Path], None], sync: Callable[[], None]) -> Path:
-        """Write a checkpoint: `save` fills a directory, `sync` returns when the journal holds its steps.
+    def write(self, meta: CheckpointMeta, *, save: Save, sync: Callable[[], None]) -> Path:
+        """Write a checkpoint: begin it, and complete it."""
+        return self.complete(self.begin(meta, save=save), sync=sync)
+
+    def begin(self, meta: CheckpointMeta, *, save: Save) -> "StartedCheckpoint":
+        """Let `save` begin to fill a directory. Raises UserError: the disk does not take it."""
+        try:
+            partial = _emptied(self._root / f"{_PARTIAL_PREFIX}{_name(meta.step)}")
+            return StartedCheckpoint(meta=meta, partial=partial, saving=save(partial))
+        except OSError as error:
+            raise _unwritable(self._root, error) from error
+
+    def complete(self, started: "StartedCheckpoint", *, sync: Callable[[], None]) -> Path:
+        """Wait until it is filled, then make it a checkpoint; `sync` returns when the journal holds its steps. One at a time, in any thread.
 
         Raises:
             UserError: disk or object store do not take it; the checkpoints before it are untouched.
             RetryError: the object store did not take it this time.
         """
         try:
-            partial = self._fill(meta, save)
+            self._seal(started)
             sync()
-            target = self._publish(partial, step=meta.step)
+            target = self._publish(started.partial, step=started.meta.step)
             if self._copies is not None:
                 with _retried():
                     self._copy(target, copies=self._copies)
@@ -165,14 +190,14 @@ class CheckpointStore:
         except OSError as error:
             raise _unwritable(self._root, error) from error
 
-    def _fill(self, meta: CheckpointMeta, save: Callable[[Path], None]) -> Path:
-        partial = _emptied(self._root / f"{_PARTIAL_PREFIX}{_name(meta.step)}")
-        save(partial)
-        files = {str(p.relative_to(partial)): _fingerprint(p) for p in _files(partial)}
-        document = asdict(meta) | {"files": files}
-        (partial / _META_FILE).write_text(seal(document), encoding="utf-8")
+    def _seal(self, started: "StartedCheckpoint") -> None:
+        """Hash what was not hashed as it was written, and write the meta file."""
+        hashed: FileHashes = {} if started.saving is None else started.saving.result()
+        partial = started.partial
+        names = [str(path.relative_to(partial)) for path in _files(partial)]
+        files = {name: hashed[name] if name in hashed else _fingerprint(partial / name) for name in names}
+        (partial / _META_FILE).write_text(seal(asdict(started.meta) | {"files": files}), encoding="utf-8")
         sync_tree(partial)
-        return partial
 
     def _publish(self, partial: Path, *, step: int) -> Path:
         target = self.path_of(step)
@@ -335,7 +360,7 @@ def _read_meta(path: Path) -> CheckpointMeta:
     try:
         document = read_sealed(path)
         counts = {key: read_count(document, key) for key in ("step", "attempt")}
-        files = {
+        files: FileHashes = {
             name: {"size_bytes": one["size_bytes"], "hash": str(one["hash"])} for name, one in document["files"].items()
         }
         return CheckpointMeta(**(document | counts | {"history": History.read(document).digests, "files": files}))
@@ -343,7 +368,7 @@ def _read_meta(path: Path) -> CheckpointMeta:
         raise DamagedCheckpointError(f"{_META_FILE} cannot be read: {error}") from error
 
 
-def _fingerprint(path: Path, *, algorithm: str = HASH_ALGORITHM) -> dict[str, Any]:
+def _fingerprint(path: Path, *, algorithm: str = HASH_ALGORITHM) -> FileHash:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, _DIGESTS[algorithm]).hexdigest()
     return {"size_bytes": path.stat().st_size, "hash": f"{algorithm}:{digest}" if algorithm else digest}

@@ -22,6 +22,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from streamrl.errors import EXIT_DONE, UserError
@@ -29,7 +30,7 @@ from streamrl_workers.metrics.bubbles import Part, Recorder, WallState, idle
 from streamrl_workers.process.daemon_thread import run_in_thread
 from streamrl_workers.process.shutdown import on_terminate
 from streamrl_workers.trainer.engines.engine import RankLostError, RetryError
-from streamrl_workers.trainer.engines.process_group import BUILD, PASSES, READY, HangGuard, join
+from streamrl_workers.trainer.engines.process_group import BUILD, PASSES, READY, HangGuard, join, send_later
 from streamrl_workers.trainer.engines.rank_link import (
     Frame,
     FrameKind,
@@ -109,6 +110,9 @@ class FollowerRank:
         method, payload = decode(frame.data)
         called = getattr(self if method in (READY, BUILD, _SLICES) else self._worker, method)
         kind, answer = self._tried(lambda: called(payload), part=_PARTS.get(method, "busy"))
+        if isinstance(answer, Future):
+            send_later(link, answer)
+            answer = None
         link.send(kind, encode(answer))
         if self._failed is not None and method in PASSES:
             raise self._failed

@@ -246,7 +246,7 @@ def _numbers(loop: StepLoop) -> dict[str, float | None]:
         "step": loop.version,
         "attempt": loop.attempt,
         "waiting_groups": loop.session.waiting_groups,
-        "checkpoint_timestamp_seconds": loop.saved_s,
+        "checkpoint_timestamp_seconds": loop.checkpoint_s,
     }
 
 

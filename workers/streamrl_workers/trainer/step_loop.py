@@ -1,7 +1,7 @@
 """The step story: groups, micro-steps, optimiser step, record, publish, checkpoint.
 
 Owns: the order of things in one trainer process, the thread that hashes and announces versions. Does not own: how a step is computed
-(`engines/`), the conversation (`session.py`), files (`checkpoint.py`), serving weights. Runs in a thread of its own.
+(`engines/`), the conversation (`session.py`), writing checkpoints (`checkpointing.py`), serving weights. Runs in a thread of its own.
 Evaluation is the scheduler's, but for the loss of held-out rows, which come behind the welcome.
 
 One step:
@@ -9,7 +9,7 @@ One step:
 2. when the last group is there: the rest, then the optimiser;
 3. copy the weights, each rank what it holds (the only part of publishing that the next step waits for);
 4. say that the step is done; the journal records it, then the version is announced, while step k + 1 goes on;
-5. every so often: checkpoint.
+5. every so often: copy the state; the checkpoint is written beside the next steps.
 
     consumes: groups    produces: steps, versions, checkpoints    waits for: groups, records, the journal
     unblocked by: the scheduler's messages, the end of the session, SIGTERM
@@ -23,7 +23,8 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -35,7 +36,8 @@ from streamrl.spec.rljob import RLJobSpec
 from streamrl_workers.metrics.bubbles import Recorder, WallState, idle
 from streamrl_workers.stream.digests import History
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
-from streamrl_workers.trainer.checkpoint import Checkpoint, CheckpointMeta, CheckpointStore, discard_export, export_once
+from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore, discard_export, export_once
+from streamrl_workers.trainer.checkpointing import Checkpointing
 from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
 from streamrl_workers.trainer.rank_weights import NO_PARTS, RankParts
 from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError
@@ -167,10 +169,16 @@ class StepLoop:
     store_dir: Path  # holds the checkpoints, and the model in the end
     in_order: bool = False  # groups come by their numbers, and micro-steps follow from these alone
     attempt: int = 0  # known with the scheduler's welcome
-    saved_s: float | None = None  # when the newest checkpoint was written, since 1970
+    saved_s: InitVar[float | None] = None  # when the checkpoint that it begins with was written, since 1970
 
-    def __post_init__(self) -> None:
-        self._saved_step = len(self.history)
+    def __post_init__(self, saved_s: float | None) -> None:
+        self._checkpointing = Checkpointing(
+            self.checkpoints,
+            session=self.session,
+            step=len(self.history),
+            saved_s=saved_s,
+            event=self._checkpointed,
+        )
         self._copy_s = 0.0
         """Of the version that the next step begins with."""
         self.weight_stall_s = {"copy": 0.0, "wait": 0.0}
@@ -183,12 +191,19 @@ class StepLoop:
         """Steps that the engine's parameters have taken."""
         return len(self.history)
 
+    @property
+    def checkpoint_s(self) -> float | None:
+        """When the newest checkpoint was written, since 1970."""
+        return self._checkpointing.saved_s
+
     def run(self) -> None:
         """Train, finish, serve until stopped. Returns when the run ended or SIGTERM came; raises RetryError."""
         try:
             self._run()
         except StoppedError as stopped:
             log.info("stopped by the scheduler at step %d: %s", self.version, stopped)
+            with suppress(StoppedError, RetryError):  # its steps may be in the journal already: then it is completed
+                self._checkpointing.wait()
         except TerminatedError:
             self._leave()
         except RetryError as error:
@@ -301,12 +316,10 @@ class StepLoop:
         self._copy_s = time.monotonic() - begun_s
 
     def _checkpoint(self) -> None:
-        step = self.version
         meta = CheckpointMeta.of(self.history, attempt=self.attempt)
-        directory = self.checkpoints.write(meta, save=self.engine.save, sync=lambda: self.session.sync_journal(step))
-        self._saved_step, self.saved_s = step, Checkpoint(directory=directory, meta=meta).written_s
-        self.session.checkpointed(self._checkpointed(step, directory))
-        log.info("checkpoint of step %d: %s", step, directory)
+        began_s = time.monotonic()
+        self._checkpointing.begin(meta, save=self.engine.save)
+        log.info("checkpoint of step %d: copied in %.2f s", meta.step, time.monotonic() - began_s)
 
     def _checkpointed(self, step: int, directory: Path, *, exported: bool = False) -> pb.Checkpointed:
         oldest_step = self.checkpoints.oldest_step()
@@ -314,6 +327,7 @@ class StepLoop:
 
     def _finish(self) -> None:
         """All steps are done: export, and serve the weights of the last evaluation."""
+        self._checkpointing.wait()
         export = export_once(self.engine, directory=self.store_dir / DIR_EXPORT, copies=self.copies)
         checkpoint = self.checkpoints.path_of(self.version)
         log.info("all %d steps are done; the model is in %s", self.steps, export)
@@ -323,11 +337,13 @@ class StepLoop:
 
     def _leave(self) -> None:
         """SIGTERM: keep the steps that are done; what was gathered of the next one is trained again."""
-        if self.version == self._saved_step:
-            log.info("asked to end: the checkpoint of step %d holds everything", self.version)
-            return
         try:
+            self._checkpointing.wait()
+            if self.version == self._checkpointing.saved_step:
+                log.info("asked to end: the checkpoint of step %d holds everything", self.version)
+                return
             self._checkpoint()
+            self._checkpointing.wait()
         except (RetryError, StoppedError) as error:
             self._left_without_checkpoint(error)
             return
@@ -338,7 +354,7 @@ class StepLoop:
             "asked to end: no checkpoint of step %d (%s); the run resumes from step %d",
             self.version,
             error,
-            self._saved_step,
+            self._checkpointing.saved_step,
         )
 
     def _relative(self, directory: Path) -> str:

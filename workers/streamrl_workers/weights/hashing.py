@@ -99,9 +99,9 @@ def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
     return element_bytes(dtype) * prod(shape)
 
 
-def new_digest() -> blake3:
-    """A digest that takes large pieces on all processors."""
-    return blake3(max_threads=blake3.AUTO)
+def new_digest(*, threads: int = blake3.AUTO) -> blake3:
+    """Return a digest that takes large pieces on that many processors, on all by default."""
+    return blake3(max_threads=threads)
 
 
 def bytes_hash(data: memoryview) -> bytes:

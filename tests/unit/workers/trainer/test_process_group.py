@@ -9,15 +9,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from streamrl.errors import EXIT_RANK_LOST, UserError
+from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.trainer.engines.engine import RankEnvironment, RetryError
-from streamrl_workers.trainer.engines.process_group import BUILD, READY, ProcessGroup, Rendezvous, join
+from streamrl_workers.trainer.engines.process_group import BUILD, READY, ProcessGroup, Rendezvous, join, send_later
 from streamrl_workers.trainer.engines.rank_link import (
     FrameKind,
     LostPeer,
@@ -36,6 +37,7 @@ from support.trainer_groups import trainer_spec
 SILENCE_S = 5
 JOINING = """
 import sys, time
+from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.trainer.engines.engine import RankEnvironment
 from streamrl_workers.trainer.engines.process_group import Rendezvous, join
 env = RankEnvironment(rank=1, size=2, host="127.0.0.1", port=int(sys.argv[1]))
@@ -75,6 +77,17 @@ class Doubling:
         lost.wait(DEADLINE_S)
         raise RuntimeError("connection closed by peer")
 
+    def begin(self, payload: int) -> "Future[int]":
+        """The same, when the main thread may do other things."""
+        return begin_in_thread(lambda: self.fail(payload), name="begun")
+
+    def late(self, payload: bool) -> "Future[None]":
+        """One that has an end only where it is said to have."""
+        done: Future[None] = Future()
+        if payload:
+            done.set_result(None)
+        return done
+
 
 @pytest.fixture
 def rendezvous() -> Rendezvous:
@@ -93,6 +106,9 @@ def _follow(link: RankLink) -> None:
         value = decode(frame.data)
         try:
             answer = None if value[0] in (READY, BUILD) else getattr(worker, value[0])(value[1])
+            if isinstance(answer, Future):
+                send_later(link, answer)
+                answer = None
             link.send(FrameKind.ANSWER, encode(answer))
         except (OSError, ValueError) as error:
             link.send(FrameKind.ERROR, encode(describe_error(error)))
@@ -152,6 +168,20 @@ def test_the_users_error_comes_before_another_ranks_fault(world: World) -> None:
         ranks.call("fail", [0, 2, 1])
     with pytest.raises(RetryError, match="no longer in step"):
         ranks.call("double", [1, 2, 3])
+
+
+def test_what_a_call_has_begun_ends_beside_other_calls(world: World) -> None:
+    ranks = world.ranks()
+    begun = ranks.begin("begin", [5, 6, 7])
+    assert ranks.call("double", [1, 2, 3]) == [2, 4, 6]
+    assert begun.result(DEADLINE_S) == [5, 6, 7]
+    with pytest.raises(OSError, match="No space left"):
+        ranks.begin("begin", [0, 2, 1]).result(DEADLINE_S)
+    assert ranks.call("double", [1, 2, 3]) == [2, 4, 6]  # no rank is out of step
+    unanswered = ranks.begin("late", [True, True, False])
+    world.links[1].close()
+    with pytest.raises(RetryError, match="rank 2 is gone"):
+        unanswered.result(DEADLINE_S)
 
 
 def test_a_rank_that_fails_is_named(world: World) -> None:

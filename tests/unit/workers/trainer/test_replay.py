@@ -166,7 +166,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_been_killed(by, tmp_path):
     expected = train_steps(whole, steps)
     killed = tiny_engine(job(by=by, capacity=6))
     train_steps(killed, steps[:3])
-    killed.save(tmp_path)
+    killed.save(tmp_path).result()
     train_steps(killed, steps[3:5], first=3)  # lost
     resumed = tiny_engine(job(by=by, capacity=6))
     resumed.load(tmp_path)
@@ -184,7 +184,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_been_killed(by, tmp_path):
 
 def test_a_checkpoint_without_a_buffer_loads_into_an_empty_one(tmp_path):
     plain = tiny_engine(job(algorithm={"beta": 0.5}))
-    plain.save(tmp_path)
+    plain.save(tmp_path).result()
     engine = tiny_engine(job())
     train_steps(engine, steps_of(2))
     engine.load(tmp_path)

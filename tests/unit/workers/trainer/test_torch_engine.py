@@ -87,7 +87,7 @@ def test_training_resumes_bit_for_bit(tmp_path, job):
     through, resumed = tiny_engine(spec), tiny_engine(spec, seed=9)
     for step in range(2):
         _whole_step(through, _groups(), step=step)
-    through.save(tmp_path)
+    through.save(tmp_path).result()
     resumed.load(tmp_path)
     assert tensors_hash(resumed.tensors()) == tensors_hash(through.tensors())
     for step in (2, 3):
@@ -107,7 +107,7 @@ def test_a_step_that_is_begun_again_forgets_what_it_had():
 def test_a_checkpoint_of_another_model_is_the_users_error(tmp_path):
     engine = tiny_engine(trainer_spec())
     _whole_step(engine, _groups())
-    engine.save(tmp_path)
+    engine.save(tmp_path).result()
     with pytest.raises(UserError, match="does not fit this model"):
         tiny_engine(trainer_spec(), hidden_size=32).load(tmp_path)
 

@@ -8,15 +8,27 @@ Invariants that every engine keeps:
 """
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.hashing import SliceBytes, TensorBytes
 
 Kept = tuple[int, int]
 """Attempt and step of a version that can still be pulled."""
+
+
+class FileHash(TypedDict):
+    """What `meta.json` says of a file."""
+
+    size_bytes: int
+    hash: str  # "algorithm:digest"
+
+
+FileHashes = dict[str, FileHash]
+"""By path in the checkpoint."""
 
 
 class RetryError(Exception):
@@ -66,8 +78,11 @@ class TrainEngine(Protocol):
     def probe(self) -> dict[str, TensorBytes]:
         """Return what proves the first load of these weights in an engine (`models/probe.py`); nothing where no engine computes with them."""
 
-    def save(self, directory: Path) -> None:
-        """Write everything that training goes on from into the existing, empty `directory`."""
+    def save(self, directory: Path) -> "Future[FileHashes]":
+        """Copy everything that training continues from; training may go on while it is written into the existing, empty `directory`.
+
+        The Future has the hashes of the files that were hashed as they were written; others may be there too. It raises OSError: a disk is full.
+        """
 
     def load(self, directory: Path) -> None:
         """Go back to what `save` wrote. A checkpoint of another model is the user's error."""

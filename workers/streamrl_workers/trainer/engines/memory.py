@@ -17,7 +17,7 @@ from streamrl.memory import ModelSizes, RankMemory, published_bytes, rank_memory
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
-from streamrl_workers.models.free_memory import free_bytes
+from streamrl_workers.models.free_memory import free_bytes, total_bytes
 from streamrl_workers.models.load import count_parameters, load_structure
 from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
@@ -54,6 +54,7 @@ def check_memory(
         frozen_parameters=0 if frozen_path is None else count_parameters(frozen_path),
         critic=algorithm.critic is not None,
         target=isinstance(algorithm.critic, UtteranceCritic),
+        device_bytes=total_bytes(device),
     )
     free = free_bytes(device, ranks=trainer.processes_per_node)
     main = torch.device("cpu")

@@ -32,12 +32,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from streamrl.errors import EXIT_RETRY, UserError
 from streamrl.keys import ENV_MASTER_ADDR, ENV_MASTER_PORT
 from streamrl.text import say
+from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.trainer.engines.engine import RankEnvironment, RankLostError, RetryError
 from streamrl_workers.trainer.engines.rank_link import (
     LATE_S,
@@ -47,6 +49,7 @@ from streamrl_workers.trainer.engines.rank_link import (
     PeerLostError,
     RankLink,
     decode,
+    describe_error,
     encode,
     restore_error,
 )
@@ -85,6 +88,13 @@ class Ranks(Protocol):
             UserError, OSError: what a rank raised of these (the first by rank).
         """
 
+    def begin(self, method: str, payloads: Sequence[Payload]) -> "Future[list[Payload]]":
+        """Call a method that returns a Future, on every rank; return when all have returned.
+
+        The Future here has the results by rank, once all ranks have theirs, or raises as `call` does. Calls may follow meanwhile; one Future is
+        waited for at a time.
+        """
+
 
 class SingleRank:
     """The only rank is this process."""
@@ -98,6 +108,11 @@ class SingleRank:
         """Call it here."""
         (payload,) = payloads
         return [getattr(self._worker, method)(payload)]
+
+    def begin(self, method: str, payloads: Sequence[Payload]) -> "Future[list[Payload]]":
+        """Begin it here."""
+        (own,) = self.call(method, payloads)
+        return begin_in_thread(lambda: [own.result()], name=f"trainer-{method}")
 
 
 READY, BUILD = "get_ready", "build"
@@ -228,6 +243,21 @@ class ProcessGroup:
         function: Callable[[Any], Any] = getattr(self._worker, method)
         return self._together(method, payloads, own=lambda: function(payloads[0]), timeout_s=self._timeout_s)
 
+    def begin(self, method: str, payloads: Sequence[Payload]) -> "Future[list[Payload]]":
+        """Begin it everywhere."""
+        own: Future[Payload] = self.call(method, payloads)[0]
+        return begin_in_thread(lambda: self._later(method, own=own), name=f"trainer-{method}")
+
+    def _later(self, what: str, *, own: "Future[Payload]") -> list[Payload]:
+        """Wait for the results of all ranks: the own one first, as in a call."""
+        answer = _tried(own.result, what=what)
+        try:
+            answers = self._answers(what=what, timeout_s=self._timeout_s, later=True)
+            self._raise_first([*answers, answer])
+        except PeerLostError as error:
+            raise RetryError(str(error)) from error
+        return [answer, *answers]
+
     def end(self, *, timeout_s: float = _FAREWELL_S) -> None:
         """All is over and nobody is lost: tell all ranks and wait until they are gone."""
         if self._listener is not None:
@@ -303,13 +333,14 @@ class ProcessGroup:
             self._broken = str(error)
             raise
 
-    def _answers(self, *, what: str, timeout_s: float) -> list[Payload | Exception]:
+    def _answers(self, *, what: str, timeout_s: float, later: bool = False) -> list[Payload | Exception]:
         """Of all other ranks. Raises PeerLostError where one is gone."""
         deadline_s = time.monotonic() + timeout_s
         answers: list[Payload | Exception] = []
         for link in self.links:
             try:
-                answers.append(_received(link, timeout_s=max(0.0, deadline_s - time.monotonic()), what=what))
+                left_s = max(0.0, deadline_s - time.monotonic())
+                answers.append(_received(link, timeout_s=left_s, what=what, later=later))
             except TimeoutError:
                 answers.append(_LateError(f"{link.peer} has not answered {what} for {timeout_s:g} s"))
         return answers
@@ -345,11 +376,25 @@ def _tried(work: Callable[[], Any], *, what: str) -> Payload | Exception:
         return RetryError(f"rank 0 failed in {what}: {error}")
 
 
-def _received(link: RankLink, *, timeout_s: float, what: str) -> Payload | Exception:
-    """The answer of another rank, or its error. Raises TimeoutError."""
-    frame = link.receive(timeout_s)
+def _received(link: RankLink, *, timeout_s: float, what: str, later: bool = False) -> Payload | Exception:
+    """Return the answer of another rank, or its error. Raises TimeoutError."""
+    frame = link.receive(timeout_s, later=later)
     value = decode(frame.data)
+    if frame.kind == FrameKind.LATER:
+        return restore_error(value["error"], peer=link.peer, what=what) if "error" in value else value["answer"]
     return restore_error(value, peer=link.peer, what=what) if frame.kind == FrameKind.ERROR else value
+
+
+def send_later(link: RankLink, future: "Future[Payload]") -> None:
+    """Send the result of `future`, or its error, to rank 0 when it is there: how a rank above 0 serves `Ranks.begin`."""
+
+    def send(done: "Future[Payload]") -> None:
+        error = done.exception()
+        value = {"answer": done.result()} if error is None else {"error": describe_error(error)}
+        with contextlib.suppress(PeerLostError):  # this rank's main thread sees it too
+            link.send(FrameKind.LATER, encode(value))
+
+    future.add_done_callback(send)
 
 
 def join(rendezvous: Rendezvous, *, on_lost: Callable[[LostPeer], None]) -> RankLink:

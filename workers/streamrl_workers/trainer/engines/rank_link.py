@@ -13,7 +13,7 @@ Invariants:
 - A peer that is gone (its kernel closed the connection) is lost at once, with or without a wait in progress; one that is silent
   for `silence_s` is lost then. The first reason stays. A lost link raises PeerLostError from every call.
 - A frame is sent whole or the link is lost: a beat never gets between the bytes of a frame.
-- One frame at a time is unread: calls and answers alternate.
+- One frame at a time is unread: calls and answers alternate. What a call has left running ends with a frame of its own, LATER, which waits apart.
 - No pickle: what is decoded can only be None, bool, int, float (with inf and nan), str; `array`; lists; dicts with string keys; the
   dataclasses of `packing.py`. As JSON, and behind it the arrays as they lie in memory: both ends run the same machine type and version.
 """
@@ -62,6 +62,7 @@ class FrameKind(IntEnum):
     ANSWER = 2  # the others: what the method returned
     ERROR = 3  # the others: what it raised
     END = 4  # rank 0: done
+    LATER = 5  # the others: {"answer"} or {"error"} of what a call has begun (`Ranks.begin`)
 
 
 class PeerLostError(Exception):
@@ -100,6 +101,7 @@ class RankLink:
         self._on_lost = on_lost
         self._sending = threading.Lock()
         self._frames: queue.Queue[Frame | None] = queue.Queue(2 * _MOST_FRAMES)  # the ends of the link fit in, too
+        self._later: queue.Queue[Frame | None] = queue.Queue(2 * _MOST_FRAMES)  # frames of kind LATER
         self._beats = self._heard_beat = 0
         """Beats so far, and when the peer was last heard: a time in which this process did not run is no silence of the peer."""
         self._lost: LostPeer | None = None
@@ -130,14 +132,15 @@ class RankLink:
                 self._gone()
         self._raise_lost()
 
-    def receive(self, timeout_s: float | None = None) -> Frame:
-        """The next frame; None: wait until the peer is lost. Raises PeerLostError; TimeoutError after `timeout_s`."""
+    def receive(self, timeout_s: float | None = None, *, later: bool = False) -> Frame:
+        """Return the next frame: of kind LATER, or of the others. Raises PeerLostError; TimeoutError after `timeout_s`, if that is not None."""
+        frames = self._later if later else self._frames
         try:
-            frame = self._frames.get(timeout=timeout_s)
+            frame = frames.get(timeout=timeout_s)
         except queue.Empty:
             raise TimeoutError(f"{self.peer} has not answered for {timeout_s:g} s") from None
         if frame is None:
-            self._frames.put(None)  # for whoever asks next
+            frames.put(None)  # for whoever asks next
             self._raise_lost()
             raise PeerLostError(f"the link to {self.peer} is closed")
         return frame
@@ -150,6 +153,7 @@ class RankLink:
             self._lost = loss
         self._shut()
         self._frames.put(None)
+        self._later.put(None)
         self._on_lost(loss)
 
     def farewell(self, kind: int, *, timeout_s: float) -> None:
@@ -167,6 +171,7 @@ class RankLink:
             self._closed.set()
         self._shut()
         self._frames.put(None)
+        self._later.put(None)
 
     def _gone(self) -> None:
         self.lose(LostPeer(f"{self.peer} is gone"))
@@ -183,9 +188,11 @@ class RankLink:
         try:
             while True:
                 if self._exactly(1) == _FRAME:
-                    if self._frames.qsize() >= _MOST_FRAMES:
-                        raise ConnectionError("frames that nobody asked for")
-                    self._frames.put(self._frame())
+                    frame = self._frame()
+                    frames = self._later if frame.kind == FrameKind.LATER else self._frames
+                    if frames.qsize() >= _MOST_FRAMES:
+                        raise ConnectionError("frames that no call asked for")
+                    frames.put(frame)
         except OSError:
             self._gone()
         finally:
@@ -281,7 +288,7 @@ def _within(arrays: memoryview, begin: int, end: int) -> int:
     return end
 
 
-def describe_error(error: Exception) -> dict[str, Any]:
+def describe_error(error: BaseException) -> dict[str, Any]:
     """What a rank raises, as a value that travels. The user's errors keep their kind; all else is a fault of that rank."""
     if isinstance(error, UserError):
         return {"kind": "user", "error": error.parts}

@@ -7,11 +7,12 @@ are collectives: every rank calls them in the same order.
 - Rank 0 opens torch's store on a free port and tells the others by their link, so the job's rendezvous port stays with these.
 - Shards: a transformer block is gathered when it is needed, and dropped again, also behind the forward pass and also the root's
   tensors (embeddings, head): a forward pass without backward would else leave them as they were before the next update.
-- Number formats: float32 weights and optimiser always; with BF16 the passes and the published weights are bfloat16.
+- Number formats: float32 weights and optimiser always; with BF16 the passes and the published weights are bfloat16. FSDP does it, with
+  one rank too: autocast would keep what passes from block to block in float32.
 - Activation checkpointing: a block keeps its inputs and computes its activations again in the backward pass. transformers' own
   switch works in training mode only, which would bring dropout; torch's wrapper module changes the names of tensors. So the
   blocks' `forward` is replaced: hooks of FSDP stay outside of it, names stay as they are. Compiled blocks are made the same way.
-- CPU offload: shards lie in main memory, and FSDP brings a block to the GPU when it is needed. One rank is a mesh of one. What ranks
+- CPU offload: shards lie in main memory, and FSDP brings a block to the GPU when it is needed. What ranks
   tell each other of shards then goes by gloo, also between GPUs.
 """
 
@@ -45,11 +46,18 @@ def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     return list(largest)
 
 
-def shard_first(model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None, offload: bool) -> None:
+def shard_first(
+    model: torch.nn.Module,
+    *,
+    mesh: DeviceMesh,
+    compute: torch.dtype | None,
+    reduce: torch.dtype = torch.float32,
+    offload: bool,
+) -> None:
     """Shard in place, with the weights that rank 0 has; the others need none, and wait while it loads them. A collective."""
     group = dist.new_group(timeout=timedelta(seconds=START_S))
     whole = [tensor.detach() for tensor in _lasting(model)] if rank_of() == 0 else None
-    shard(model, mesh=mesh, compute=compute, offload=offload)
+    shard(model, mesh=mesh, compute=compute, reduce=reduce, offload=offload)
     for number, tensor in enumerate(_lasting(model)):
         part = local(tensor.detach())
         given = torch.empty(tensor.shape, dtype=part.dtype, device=part.device) if whole is None else whole[number]
@@ -65,18 +73,20 @@ def _lasting(model: torch.nn.Module) -> list[torch.Tensor]:
     return list({id(tensor): tensor for tensor in model.state_dict(keep_vars=True).values()}.values())
 
 
-def shard(model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None, offload: bool) -> None:
-    """Shard in place, block by block. `compute`: format of passes, None = that of the weights; gradients are summed in float32.
+def shard(
+    model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None, reduce: torch.dtype, offload: bool
+) -> None:
+    """Shard in place, block by block. `compute`: format of passes, None = that of the weights; `reduce`: of the sums over ranks.
 
     A copy within the model (a part of its own kind) is sharded as a model: only its own passes gather it.
     `offload`: shards, their gradients and so their optimiser lie in main memory.
     """
     for part in model.children():
         if isinstance(part, type(model)):
-            shard(part, mesh=mesh, compute=compute, offload=offload)
+            shard(part, mesh=mesh, compute=compute, reduce=reduce, offload=offload)
     settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
     if compute is not None:
-        settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
+        settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
     if offload:
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     for module in (*blocks_of(model), model):
@@ -193,7 +203,7 @@ def join_group(
 
 
 def mesh_of_one(device: torch.device) -> DeviceMesh:
-    """For a rank alone whose weights lie in main memory."""
+    """Return the mesh of a rank alone whose weights FSDP gathers: from main memory, or into another format."""
     if not dist.is_initialized():
         dist.init_process_group(_backend(device, offload=True), store=HashStore(), rank=0, world_size=1)
     return init_device_mesh(device.type, (1,))
@@ -229,11 +239,6 @@ def has_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return any(name.endswith("bf16") for name, present in torch.cpu.get_capabilities().items() if present is True)
-
-
-def compute_in(model: torch.nn.Module, *, dtype: torch.dtype, device: torch.device) -> None:
-    """Let every forward pass of the model run under autocast; sums of long rows stay in float32, as autocast knows."""
-    model.forward = torch.autocast(device.type, dtype=dtype)(model.forward)
 
 
 def recompute_blocks(model: torch.nn.Module) -> None:

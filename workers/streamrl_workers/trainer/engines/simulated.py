@@ -8,13 +8,14 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.training import SimulatedTrainer
 from streamrl_workers.stream.packing import count_32
-from streamrl_workers.trainer.engines.engine import Kept
+from streamrl_workers.trainer.engines.engine import FileHashes, Kept
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics
 from streamrl_workers.weights.hashing import SliceBytes, TensorBytes, as_slices
 
@@ -97,11 +98,12 @@ class SimulatedTrainEngine:
         """Nothing: there is no model."""
         return {}
 
-    def save(self, directory: Path) -> None:
-        """A small file."""
-        (directory / _STATE_FILE).write_text(
-            json.dumps({"seed": self._seed, "version": self._version}), encoding="utf-8"
-        )
+    def save(self, directory: Path) -> "Future[FileHashes]":
+        """A small file, written at once."""
+        self.export(directory)
+        saved: Future[FileHashes] = Future()
+        saved.set_result({})
+        return saved
 
     def load(self, directory: Path) -> None:
         """Read it back."""
@@ -117,7 +119,9 @@ class SimulatedTrainEngine:
 
     def export(self, directory: Path) -> None:
         """The same small file: there is no model."""
-        self.save(directory)
+        (directory / _STATE_FILE).write_text(
+            json.dumps({"seed": self._seed, "version": self._version}), encoding="utf-8"
+        )
 
     def _pass(self, seconds: float) -> None:
         if seconds > 0:

@@ -10,7 +10,9 @@ order: copies first, then adapters, compiled blocks, activation checkpointing, n
 """
 
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -32,11 +34,12 @@ from streamrl_workers.models.load import load_config, load_empty, load_model, lo
 from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.models.rope import rope_switch
 from streamrl_workers.models.side_path import train_side_path
+from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.stream.packing import pack_float32
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
-from streamrl_workers.trainer.engines.engine import Kept, RankEnvironment
+from streamrl_workers.trainer.engines.engine import FileHashes, Kept, RankEnvironment
 from streamrl_workers.trainer.engines.forward import (
     Reference,
     UtteranceValueModel,
@@ -168,11 +171,12 @@ class TorchEngine:
         probe: dict[str, TensorBytes] = everywhere(self._ranks, "probe")[0]
         return probe
 
-    def save(self, directory: Path) -> None:
-        """Models, optimisers, random state; the replay buffer."""
-        everywhere(self._ranks, "save", str(directory))
+    def save(self, directory: Path) -> "Future[FileHashes]":
+        """Models, optimisers, random state, beside the training; the replay buffer, at once."""
         if self._replay is not None:
             self._replay.save(directory)
+        by_rank = self._ranks.begin("save", [str(directory)] * self._ranks.size)
+        return begin_in_thread(lambda: dict(ChainMap(*by_rank.result())), name="trainer-saved")
 
     def load(self, directory: Path) -> None:
         """Go back to what was saved."""
@@ -190,8 +194,7 @@ def create(setup: EngineSetup) -> TorchEngine:
     _prepare_torch(setup)
     if setup.ranks is None:
         device = device_of(RankEnvironment())
-        mesh = mesh_of_one(device) if setup.spec.trainer.cpu_offload else None
-        ranks: Ranks = SingleRank(_worker_of(setup, device=device, mesh=mesh))
+        ranks: Ranks = SingleRank(_worker_of(setup, device=device))
     else:
         ranks = _several_ranks(setup, setup.ranks)
     return TorchEngine(ranks, spec=setup.spec, algorithm=create_algorithm(setup.spec))
@@ -237,7 +240,7 @@ def _prepare_torch(setup: EngineSetup) -> None:
 def build_models(
     spec: RLJobSpec, *, model_path: str, base_dir: Path = Path(), device: torch.device, mesh: DeviceMesh | None = None
 ) -> RankModels:
-    """The models of this rank with the initial weights; `mesh`: of all ranks. Ranks build alike, from the job's seed."""
+    """The models of this rank with the initial weights; `mesh`: of all ranks, None = this one alone. Ranks build alike, from the job's seed."""
     trainer = spec.trainer
     sharding.check_hardware(trainer.precision, device=device)
     if trainer.compile:
@@ -246,6 +249,8 @@ def build_models(
     frozen_path = _frozen_path(spec, algorithm=algorithm, model_path=model_path, base_dir=base_dir)
     check_memory(model_path, spec=spec, algorithm=algorithm, frozen_path=frozen_path, device=device)
     _check_switch(model_path, algorithm=algorithm, frozen_path=frozen_path)
+    if mesh is None and trainer.sharded:
+        mesh = mesh_of_one(device)
     torch.manual_seed(spec.seed)
     load_whole = load_model if rank_of() == 0 else load_empty  # the others get theirs as they are sharded
     packed = _is_packed(trainer, paths=[path for path in (model_path, frozen_path) if path is not None], device=device)
@@ -347,10 +352,9 @@ def _finish(
     if trainer.activation_checkpointing and trained:
         recompute_blocks(model)
     if mesh is not None:
-        shard_first(
-            model, mesh=mesh, compute=compute, offload=trainer.cpu_offload
-        )  # moves it to the device, block by block
+        reduce = sharding.published_dtype(trainer.reduce_dtype) if trainer.ranks > 1 else torch.float32
+        shard_first(  # moves it to the device, block by block
+            model, mesh=mesh, compute=compute, reduce=reduce, offload=trainer.cpu_offload
+        )
         return
     model.to(device)
-    if compute is not None:
-        sharding.compute_in(model, dtype=compute, device=device)

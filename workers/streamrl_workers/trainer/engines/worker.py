@@ -22,7 +22,9 @@ import gc
 import math
 import random
 from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +39,7 @@ from streamrl.spec.algorithm import UtteranceCritic
 from streamrl.spec.training import Trainer
 from streamrl_workers.models.checkpoint_layout import CheckpointLayout
 from streamrl_workers.models.documents import attends_by_document, attention_tokens
+from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.probe import (
     LONG_TOKENS,
     PROBE_TEXT,
@@ -46,10 +49,12 @@ from streamrl_workers.models.probe import (
     probe_tokens,
 )
 from streamrl_workers.models.rope import rope_switch
+from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm, TokenBatch, TokenLoss
 from streamrl_workers.trainer.engines import model_files
 from streamrl_workers.trainer.engines.collectives import measure_collectives
+from streamrl_workers.trainer.engines.engine import FileHashes
 from streamrl_workers.trainer.engines.forward import (
     Forward,
     ForwardMetrics,
@@ -72,6 +77,7 @@ from streamrl_workers.trainer.engines.packing import (
 )
 from streamrl_workers.trainer.engines.pass_memory import MAY_BE_MEMORY, PassMemory
 from streamrl_workers.trainer.engines.rank_link import Payload
+from streamrl_workers.trainer.engines.shard_files import ShardWriter, shard_path
 from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of
 from streamrl_workers.trainer.engines.slices import copy_slices
 from streamrl_workers.trainer.engines.throughput import Throughput
@@ -107,7 +113,9 @@ class Optimiser:
             {"params": [p for p in self._parameters if p.ndim > 1], "weight_decay": spec.weight_decay},
             {"params": [p for p in self._parameters if p.ndim <= 1], "weight_decay": 0.0},  # norms and biases
         ]
-        self.adamw = torch.optim.AdamW([g for g in groups if g["params"]], lr=spec.learning_rate, betas=_BETAS)
+        self.adamw = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=spec.learning_rate, betas=_BETAS, fused=True
+        )
 
     @property
     def owed_bytes(self) -> int:
@@ -166,6 +174,8 @@ class RankWorker:
         self._critic = models.critic
         self._pools = [pool.name for pool in spec.generators]
         self._precision = spec.trainer.precision
+        self._ranks_here = spec.trainer.processes_per_node
+        self._writers: defaultdict[str, ShardWriter] = defaultdict(ShardWriter)
         self._temperature = spec.task.sampling.temperature
         self._device = compute_device(models.model)
         self._throughput = Throughput(models.model, device=self._device, precision=spec.trainer.precision)
@@ -356,11 +366,18 @@ class RankWorker:
             long=pb.ScoredTokens(tokens=pack_int32(long.tokens), logprobs=pack_float32(longer.tolist())),
         )
 
-    def save(self, directory: str) -> None:
-        """Models, optimisers, random state."""
-        for path, model, optimiser in self._states(Path(directory)):
+    def save(self, directory: str) -> "Future[FileHashes]":
+        """Copy models, optimisers, random state; a thread writes the copies."""
+        root, writes = Path(directory), {}
+        room_bytes = free_bytes(torch.device("cpu"), ranks=self._ranks_here)
+        for path, model, optimiser in self._states(root):
             path.mkdir(exist_ok=True)
-            model_files.save(path, model=model, optimiser=optimiser.adamw)
+            file = shard_path(path, rank_of())
+            name = str(file.relative_to(root))
+            writes[name] = model_files.stage(
+                file, model=model, optimiser=optimiser.adamw, writer=self._writers[name], room_bytes=room_bytes
+            )
+        return begin_in_thread(lambda: {name: write() for name, write in writes.items()}, name="trainer-saving")
 
     def load(self, directory: str) -> None:
         """Go back to what was saved."""
