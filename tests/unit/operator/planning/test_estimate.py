@@ -82,7 +82,7 @@ def test_memory_of_a_rank_is_more_than_its_share_and_less_than_all() -> None:
     one, two, eight = (rank_bytes(processesPerNode=ranks) for ranks in (1, 2, 8))
     states = (16 + 2 * 4) * 8_190_735_360  # weights, gradients, two moments in float32; two published versions
     assert one > states
-    assert two - eight == pytest.approx(states * (1 / 2 - 1 / 8), rel=0.01)
+    assert two - eight == pytest.approx(states * (1 / 2 - 1 / 8), rel=0.02)  # and rows of the head
     assert one > two > one - states / 2  # what is shared is gathered layer by layer
 
 
