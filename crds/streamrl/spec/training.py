@@ -205,8 +205,7 @@ class Trainer(SpecModel):
     )
     micro_batch_layout: Literal["Auto", "Packed", "Padded"] = Field(
         default="Auto",
-        description="Packed: the samples of a pass lie one after the other in one row, without padding. Padded: a row each. "
-        "Auto: Packed on processors if the model can be given such rows, else Padded; Padded on GPUs, where Packed is not measured yet.",
+        description="Packed: samples of a pass in one row, without padding. Padded: a row each. Auto: Packed on processors where the model allows it.",
     )
     precision: Literal["FP32", "BF16"] = Field(
         default="FP32",
