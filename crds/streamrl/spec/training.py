@@ -201,11 +201,11 @@ class Trainer(SpecModel):
         default=16_384,
         ge=16,
         le=16_777_216,
-        description="Tokens (prompts and completions) of one forward pass, padding included.",
+        description="Tokens (prompts, completions, padding) of one forward pass.",
     )
     micro_batch_layout: Literal["Auto", "Packed", "Padded"] = Field(
         default="Auto",
-        description="Packed: samples of a pass in one row, without padding. Padded: a row each. Auto: Packed on processors where the model allows it.",
+        description="Packed: samples of a pass in one row, without padding. Padded: a row each. Auto: Packed on processors if possible.",
     )
     precision: Literal["FP32", "BF16"] = Field(
         default="FP32",
