@@ -1,4 +1,4 @@
-"""How well the packer uses the ranks, and what rows without padding are worth (docs/benchmarks/packing.md).
+"""How well the packer uses the ranks, and what rows without padding are worth (docs/decisions/0090-rows-without-padding.md).
 
 python benchmarks/packing.py            # simulated: time of a step above the ideal, 8 ranks, costs of an 8B
 python benchmarks/packing.py rates      # tokens/s of the trainer on this processor, padded and packed in turns, in one process

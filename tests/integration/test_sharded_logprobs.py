@@ -1,4 +1,4 @@
-"""Log-probs by chunks with a model that two ranks share (FSDP2 over gloo) against whole logits on one."""
+"""Log-probs by chunks in rows of documents, with a model that two ranks share (FSDP2 over gloo), against whole logits of padded rows on one."""
 
 import os
 import subprocess
@@ -23,8 +23,8 @@ def test_gradients_of_sharded_heads_are_those_of_whole_logits(tmp_path: Path) ->
     for name, model in ranks.models().items():
         for share in ranks.shares():
             for samples in share:
-                batch = ranks.batch_of(samples)
-                logits = model(input_ids=batch.inputs_BL).logits[:, batch.first :].flatten(0, 1)[batch.rows_N]
+                batch = ranks.batch_of(samples, packed=False)
+                logits = model(input_ids=batch.inputs_BL).logits.flatten(0, 1)[batch.rows_N]
                 rows = torch.log_softmax(logits / ranks.TEMPERATURE, -1)
                 ranks.loss_of(rows.gather(1, batch.targets_N[:, None]).squeeze(1)).backward()
         found = torch.load(tmp_path / f"{name}.pt")

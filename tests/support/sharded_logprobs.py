@@ -53,9 +53,9 @@ def shares() -> list[tuple[list[PackedSample], list[PackedSample]]]:
     return [(first[:1], first[1:]), (second, [DUMMY])]
 
 
-def batch_of(samples: list[PackedSample]) -> MicroBatch:
+def batch_of(samples: list[PackedSample], *, packed: bool = True) -> MicroBatch:
     """Tensors of a pass."""
-    return make_batch(samples, aggregation="TokenMean", device=torch.device("cpu"), packed=True)
+    return make_batch(samples, aggregation="TokenMean", device=torch.device("cpu"), packed=packed)
 
 
 def loss_of(logprobs_N: torch.Tensor) -> torch.Tensor:

@@ -201,12 +201,11 @@ class Trainer(SpecModel):
         default=16_384,
         ge=16,
         le=16_777_216,
-        description="Tokens (prompts and completions) of one forward pass, padding included.",
+        description="Tokens (prompts, completions, padding) of one forward pass.",
     )
     micro_batch_layout: Literal["Auto", "Packed", "Padded"] = Field(
         default="Auto",
-        description="Packed: the samples of a pass lie one after the other in one row, without padding. Padded: a row each. "
-        "Auto: Packed on processors if the model can be given such rows, else Padded; Padded on GPUs, where Packed is not measured yet.",
+        description="Packed: samples of a pass in one row, without padding. Padded: a row each. Auto: Packed on processors if possible.",
     )
     precision: Literal["FP32", "BF16"] = Field(
         default="FP32",

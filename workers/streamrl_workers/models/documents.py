@@ -72,6 +72,10 @@ class _Terms:
         return self.softcap is None and self.sinks is None
 
 
+_TRIAL = Documents(calls=(), begins=torch.zeros(1, dtype=torch.int32), longest=0)
+"""What `takes_documents` looks for at the attention function."""
+
+
 def documents_of(lengths: Sequence[int], *, device: torch.device) -> Documents:
     """Return the documents of a row, in the order in which they lie there."""
     begins = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
@@ -132,7 +136,7 @@ def takes_documents(model: PreTrainedModel) -> bool:
         return False  # it would number the row
     attend_by_document(model)
     tokens_BL = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    given = {"position_ids": tokens_BL, "attention_mask": torch.ones_like(tokens_BL), "documents": None}
+    given = {"position_ids": tokens_BL, "attention_mask": torch.ones_like(tokens_BL), "documents": _TRIAL}
     try:
         with torch.no_grad():
             decoder(input_ids=tokens_BL, use_cache=False, **given)
@@ -166,20 +170,25 @@ def _attention(  # noqa: PLR0913 - transformers calls it so
     value: torch.Tensor,
     window: int | None,
     *,
-    documents: Documents | None,
+    documents: Documents | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
     **others: Any,  # noqa: ANN401 - terms of other attention functions; of dropout there is none
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention over a row [1, H, T, E], as transformers calls it; the answer is [1, T, H, E]."""
+    """Compute attention over a row [1, H, T, E], as transformers calls it; the answer is [1, T, H, E].
+
+    Without documents each row is a sequence of its own.
+    """
     del others
     assert getattr(module, "is_causal", True), "padding within a call would be seen"
-    if documents is None:
+    if documents is _TRIAL:
         raise _ReachedError
-    rows_THE = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     terms = _Terms(scale=scale, window=window, softcap=softcap, sinks=s_aux)
+    if documents is None:
+        return _attend(module, query, key, value, terms=terms), None
+    rows_THE = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
     if _has_kernel(query, value) and terms.plain:
         return _by_kernel(*rows_THE, documents=documents, terms=terms).unsqueeze(0), None
     sizes = [call.tokens for call in documents.calls]
