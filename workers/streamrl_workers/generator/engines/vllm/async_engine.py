@@ -325,8 +325,9 @@ class AsyncEngine:
             task.cancel()
 
     def _begin(self, submissions: Sequence[Submission]) -> None:
-        self._requests.update(dict.fromkeys(submission.lease for submission in submissions))
-        self._own(self._add(submissions), name="vLLM: new requests")
+        for submission in submissions:  # together, so that vLLM computes their prompts together
+            self._requests[submission.lease] = None
+            self._own(self._add(submission), name=f"lease {submission.lease}")
 
     def _abort(self, leases: Collection[int]) -> None:
         requests = [self._requests.pop(lease, None) for lease in leases]
@@ -343,31 +344,28 @@ class AsyncEngine:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail("a process of vLLM has ended" if isinstance(error, EngineDeadError) else f"vLLM: {_line(error)}")
 
-    async def _add(self, submissions: Sequence[Submission]) -> None:
-        """Give requests to vLLM, but those that are cancelled meanwhile."""
-        for submission in submissions:
-            lease = submission.lease
-            if lease not in self._requests:
-                continue
-            try:
-                collector = await self._llm.add_request(
-                    str(lease),
-                    tokens_input(submission.tokens, cache_salt=str(self._version)),
-                    submission.params,
-                    priority=submission.priority,
-                    lora_request=REQUEST if self._adapted else None,
-                    trace_headers={"traceparent": submission.traceparent} if submission.traceparent else None,
-                )
-            except EngineDeadError:
-                raise
-            except Exception as error:  # noqa: BLE001 - of this request alone
-                if lease in self._requests:
-                    self._give([Output(lease, ended=True, error=_line(error))])
-                continue
+    async def _add(self, submission: Submission) -> None:
+        """Give a request to vLLM, and take it back if it was cancelled meanwhile."""
+        lease = submission.lease
+        try:
+            collector = await self._llm.add_request(
+                str(lease),
+                tokens_input(submission.tokens, cache_salt=str(self._version)),
+                submission.params,
+                priority=submission.priority,
+                lora_request=REQUEST if self._adapted else None,
+                trace_headers={"traceparent": submission.traceparent} if submission.traceparent else None,
+            )
+        except EngineDeadError:
+            raise
+        except Exception as error:  # noqa: BLE001 - of this request alone
             if lease in self._requests:
-                self._requests[lease] = _Request(lease, collector, states=self._llm.output_processor.request_states)
-            else:
-                await self._llm.abort([collector.request_id], internal=True)
+                self._give([Output(lease, ended=True, error=_line(error))])
+            return
+        if lease in self._requests:
+            self._requests[lease] = _Request(lease, collector, states=self._llm.output_processor.request_states)
+        else:
+            await self._llm.abort([collector.request_id], internal=True)
 
     def _collect(self, *, give: bool = False) -> None:
         """Take what each request has gained; give it out if a request ended, the last time is long ago, or `give` is set.
