@@ -125,11 +125,10 @@ class FrozenEngine:
 
     def _logprobs(self, batch: Sequence[_Sequence], *, temperature: float) -> list[float]:
         length = max(len(one.inputs) for one in batch)
-        first = min(one.places[0] - 1 for one in batch)
         inputs_BL = torch.zeros(len(batch), length, dtype=torch.int64)
         for row, one in enumerate(batch):
             inputs_BL[row, : len(one.inputs)] = torch.tensor(one.inputs)
-        rows = [row * (length - first) + place - 1 - first for row, one in enumerate(batch) for place in one.places]
+        rows = [row * length + place - 1 for row, one in enumerate(batch) for place in one.places]
         targets = [token for one in batch for token in one.targets]
         with torch.autocast(self._device.type, dtype=torch.bfloat16) if self._bfloat16 else nullcontext():
             logprobs_N, _ = self._model(
@@ -137,7 +136,6 @@ class FrozenEngine:
                 positions_BL=None
                 if self._switch is None
                 else row_positions([len(one.inputs) for one in batch], width=length).to(self._device),
-                first=first,
                 rows_N=torch.tensor(rows, device=self._device),
                 targets_N=torch.tensor(targets, device=self._device),
                 temperature=temperature,
