@@ -66,7 +66,7 @@ def _slices(model: PreTrainedModel, *, precision: Precision, ranks: int) -> list
     for rank in range(ranks):
         with _as_rank(rank, of=ranks):
             part = copy.deepcopy(model)
-            shard(part, mesh=init_device_mesh("cpu", (ranks,)), compute=None, offload=False)
+            shard(part, mesh=init_device_mesh("cpu", (ranks,)), compute=None, reduce=torch.float32, offload=False)
             with CommDebugMode() as calls:
                 base = copy_slices(model_files.published_views(part, precision=precision, trained=False))
                 trained = copy_slices(model_files.published_views(part, precision=precision, trained=True))
@@ -124,7 +124,7 @@ def test_what_is_gathered_is_counted(folders: dict[str, Path]) -> None:
     """Or the test above would show nothing."""
     model = _model("tied", folders)
     with _as_rank(0, of=2):
-        shard(model, mesh=init_device_mesh("cpu", (2,)), compute=None, offload=False)
+        shard(model, mesh=init_device_mesh("cpu", (2,)), compute=None, reduce=torch.float32, offload=False)
         with CommDebugMode() as calls:
             model_files.tensors(model)
     assert calls.get_total_counts() > 0
@@ -170,7 +170,7 @@ def test_two_versions_are_in_memory_at_most(ranks: int, folders: dict[str, Path]
     for rank in range(ranks):
         with _as_rank(rank, of=ranks):
             model, store = _model("qwen3_moe", folders), WeightStore(newest_kept=3)
-            shard(model, mesh=init_device_mesh("cpu", (ranks,)), compute=None, offload=False)
+            shard(model, mesh=init_device_mesh("cpu", (ranks,)), compute=None, reduce=torch.float32, offload=False)
             alive.clear()
             peaks.clear()
             for step in range(5):
