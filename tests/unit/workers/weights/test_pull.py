@@ -191,6 +191,21 @@ async def test_a_cache_that_has_all_leaves_nothing_to_fetch_or_to_write():
     assert server.opened == 1
 
 
+async def test_tensors_that_seldom_change_keep_no_old_versions_in_memory():
+    """Each of them was fetched last with another version, in whose memory it lies."""
+    server, nearby, names = Server(), Nearby(), [f"w{number}" for number in range(8)]
+    for step in range(len(names)):
+        given = {
+            name: TensorBytes("uint8", (SIZE,), memoryview(bytes([number, min(number, step)]) * (SIZE // 2)))
+            for number, name in enumerate(names)
+        }
+        version = server.store.publish(attempt=1, step=step, tensors=given)
+        route = Route(pb.WeightsAvailable(version=version, address="there"))
+        assert await server.pull(route, nearby=nearby) == given
+        pieces = {id(tensor.buffer.obj): len(tensor.buffer.obj) for tensor in nearby.held.values()}
+        assert sum(pieces.values()) <= 2 * len(names) * (SIZE + 64)
+
+
 async def test_what_is_fetched_one_after_the_other_needs_one_stream():
     server = Server()
     for step in (1, 2):
