@@ -45,9 +45,10 @@ class RankWeights:
         """Listen. `failed`: called from a thread with what ends this rank. Raises UserError: the port is in use."""
         spec, variables = settings.spec.weights, settings.variables
         self.deltas = DeltaStore() if spec.has_deltas else None
-        self._store = WeightStore(newest_kept=settings.memory_versions, deltas=self.deltas)
+        self._store = WeightStore(newest_kept=settings.memory_parts, deltas=self.deltas)
         self._parts = PartStore(self._store)
         self._failed = failed
+        self._is_offered = settings.is_offered
         self.server = HttpWeightServer(
             self._parts,
             token=settings.token,
@@ -72,7 +73,8 @@ class RankWeights:
         def publish() -> None:
             try:
                 name = self._store.publish_part(attempt=attempt, step=step, slices=slices)
-                self._bring(name)
+                if self._is_offered(step):
+                    self._bring(name)
             except BaseException as error:  # noqa: BLE001 - it ends the rank
                 self._failed(error)
             else:
