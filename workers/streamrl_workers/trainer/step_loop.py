@@ -34,11 +34,11 @@ from streamrl.keys import DIR_EXPORT
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.metrics.bubbles import Recorder, WallState, idle
 from streamrl_workers.stream.digests import History
-from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
+from streamrl_workers.stream.object_store import ObjectFolder
 from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore, discard_export, export_once
 from streamrl_workers.trainer.checkpointing import Checkpointing
 from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
-from streamrl_workers.trainer.rank_weights import NO_PARTS, RankParts
+from streamrl_workers.trainer.rank_weights import NO_PARTS, RankParts, ending_of
 from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError
 from streamrl_workers.weights.hashing import SliceBytes, TensorBytes
 from streamrl_workers.weights.hashing import size_bytes as size_of
@@ -112,7 +112,7 @@ class Publishing:
             self._session.end(error)
             raise
         except Exception as error:
-            ending = RetryError(f"weights: {error if isinstance(error, StoreUnavailableError) else repr(error)}")
+            ending = ending_of(error)
             self._session.end(ending)
             raise ending from error
 
