@@ -30,6 +30,7 @@ from streamrl_workers.weights.store import WeightStore
 from support.certificates import Authority, mount
 from support.folder_weights import TIMEOUT_S, FolderTrainer
 from support.jobs import parsed_job
+from support.runs import wait_for
 from support.trainer_groups import trainer_spec
 from support.trainer_settings import trainer_settings
 
@@ -134,7 +135,8 @@ def test_rank_0_joins_and_passes_on_what_another_rank_holds(
             assert [bytes_hash(memoryview(data)) for data in (own, theirs)] == [one.hash for one in entry.slices]
             part = get(server.address, content_path(entry.slices[1].hash), Range="bytes=150000-299999")
             assert part == theirs[150_000:]
-            assert server.served_bytes == other.server.served_bytes + len(own)
+            served = other.server  # a piece is counted after it was sent
+            wait_for(lambda: server.served_bytes == served.served_bytes + len(own), what="the last piece to be counted")
             assert len(store.versions()) == 2, "the announced one, and the one before"
             with pytest.raises(HTTPError, match="404"):
                 get(server.address, content_path(bytes(32)))
