@@ -307,12 +307,12 @@ def _kv_bytes(job: RLJob, architecture: Architecture) -> int:
 def _generator_bytes(
     job: RLJob, *, pool: GeneratorPool, architecture: Architecture | None, cache_tokens: int | None
 ) -> int | None:
-    """Weights twice (the next version is pulled while this one is used), the tensors that it holds where the trainer keeps a base, and the cache: what the job says, else that of all slots."""
+    """Weights twice (the next version is pulled while this one is used), the version that it holds where the trainer keeps a base or gives deltas, and the cache: what the job says, else that of all slots."""
     if not pool.engine.common.needs_model:
         return _SIMULATED_BYTES
     if architecture is None or cache_tokens is None:
         return None
-    copies = 3 if job.spec.trainer.keeps_base else 2
+    copies = 3 if job.spec.trainer.keeps_base or job.spec.weights.has_deltas else 2
     weights = copies * architecture.parameters * number_bytes(job.spec.trainer)
     return _PROCESS_BYTES + weights + cache_tokens * _kv_bytes(job, architecture)
 

@@ -162,7 +162,7 @@ async def run_follower(settings: TrainerSettings) -> bool:
     status, loop = TrainerStatus(settings), asyncio.get_running_loop()
     failed: asyncio.Future[None] = loop.create_future()
 
-    def fail(error: BaseException) -> None:
+    def fail(error: UserError | RetryError) -> None:
         loop.call_soon_threadsafe(_fail, failed, error)
 
     weights = RankWeights(settings, failed=fail)
@@ -185,6 +185,6 @@ async def run_follower(settings: TrainerSettings) -> bool:
     return not follower.terminated
 
 
-def _fail(future: "asyncio.Future[None]", error: BaseException) -> None:
+def _fail(future: "asyncio.Future[None]", error: Exception) -> None:
     if not future.done():
         future.set_exception(error)

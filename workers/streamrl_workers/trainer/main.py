@@ -200,7 +200,7 @@ def _prepare(
         checkpoints=checkpoints,
         saved_s=None if found is None else found.written_s,
         weights=weights,
-        offer=offer_of(spec, server=server.offer),
+        offer=offer_of(settings.is_offered, server=server.offer),
         parts=rank_parts(settings, ranks=ranks),
         is_needed=settings.is_needed,
         recorder=status.recorder,

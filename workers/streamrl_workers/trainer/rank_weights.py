@@ -17,9 +17,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.stream.channel import Backoff
+from streamrl_workers.stream.object_store import StoreUnavailableError
 from streamrl_workers.stream.tls import Tls
 from streamrl_workers.trainer.engines.engine import Kept, RetryError
 from streamrl_workers.trainer.engines.process_group import ProcessGroup
@@ -38,16 +40,24 @@ _CHECK_S = 0.25
 """Between two checks whether the session has ended."""
 
 
+def ending_of(error: Exception) -> UserError | RetryError:
+    """Return what a rank ends with whose weights were not published: the user's error, or a reason to start it again."""
+    if isinstance(error, UserError | RetryError):
+        return error
+    return RetryError(f"weights: {error if isinstance(error, StoreUnavailableError) else repr(error)}")
+
+
 class RankWeights:
     """Keeps and serves the slices of one rank above 0."""
 
-    def __init__(self, settings: TrainerSettings, *, failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, settings: TrainerSettings, *, failed: Callable[[UserError | RetryError], None]) -> None:
         """Listen. `failed`: called from a thread with what ends this rank. Raises UserError: the port is in use."""
         spec, variables = settings.spec.weights, settings.variables
         self.deltas = DeltaStore() if spec.has_deltas else None
-        self._store = WeightStore(newest_kept=settings.memory_versions, deltas=self.deltas)
+        self._store = WeightStore(newest_kept=settings.memory_parts, deltas=self.deltas)
         self._parts = PartStore(self._store)
         self._failed = failed
+        self._is_offered = settings.is_offered
         self.server = HttpWeightServer(
             self._parts,
             token=settings.token,
@@ -72,9 +82,10 @@ class RankWeights:
         def publish() -> None:
             try:
                 name = self._store.publish_part(attempt=attempt, step=step, slices=slices)
-                self._bring(name)
-            except BaseException as error:  # noqa: BLE001 - it ends the rank
-                self._failed(error)
+                if self._is_offered(step):
+                    self._bring(name)
+            except Exception as error:  # noqa: BLE001 - it ends the rank
+                self._failed(ending_of(error))
             else:
                 self._parts.arrived()
 

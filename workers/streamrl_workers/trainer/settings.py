@@ -40,6 +40,7 @@ from streamrl_workers.process.environment_variables import (
 from streamrl_workers.stream.object_store import ObjectFolder
 from streamrl_workers.trainer.engines.engine import RankEnvironment
 from streamrl_workers.trainer.engines.process_group import Rendezvous
+from streamrl_workers.weights.store import PULLED_KEPT
 from streamrl_workers.weights.transports import TRANSPORTS, ServerSetup
 
 _TOKEN_BYTES = 8
@@ -104,10 +105,22 @@ class TrainerSettings:
         """Maximum number of them in memory: with a folder the older ones are there."""
         return 1 if TRANSPORTS[self.spec.weights.key].relay is None else self.versions_kept
 
+    @property
+    def memory_parts(self) -> int:
+        """Maximum number of parts in memory of a rank above 0: of versions that rank 0 keeps while they are pulled, whether that reaches this rank or not."""
+        return self.memory_versions + (PULLED_KEPT if self.memory_versions > 1 else 0)
+
     def is_needed(self, step: int, *, newest: int) -> bool:
         """Return whether generators may still be sent to version `step` once `newest` is announced: it is that, or an evaluation of it may hold it back."""
-        is_evaluated = step % self.spec.task.evaluation.interval_steps == 0 or step >= self.spec.pipeline.steps
-        return step == newest or (is_evaluated and newest - step <= self.spec.pipeline.staleness)
+        return step == newest or (self._is_evaluated(step) and newest - step <= self.spec.pipeline.staleness)
+
+    def is_offered(self, step: int) -> bool:
+        """Return whether generators are told of version `step`. Those of a supervised job are told of what they evaluate."""
+        spec = self.spec
+        return bool(spec.generators) and (spec.algorithm.supervised is None or self._is_evaluated(step))
+
+    def _is_evaluated(self, step: int) -> bool:
+        return step % self.spec.task.evaluation.interval_steps == 0 or step >= self.spec.pipeline.steps
 
     @property
     def server_setup(self) -> ServerSetup:

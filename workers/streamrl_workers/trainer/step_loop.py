@@ -32,14 +32,13 @@ from typing import Self
 from streamrl.errors import UserError
 from streamrl.keys import DIR_EXPORT
 from streamrl.proto import stream_pb2 as pb
-from streamrl.spec.rljob import RLJobSpec
 from streamrl_workers.metrics.bubbles import Recorder, WallState, idle
 from streamrl_workers.stream.digests import History
-from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
+from streamrl_workers.stream.object_store import ObjectFolder
 from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore, discard_export, export_once
 from streamrl_workers.trainer.checkpointing import Checkpointing
 from streamrl_workers.trainer.engines.engine import RetryError, TrainEngine
-from streamrl_workers.trainer.rank_weights import NO_PARTS, RankParts
+from streamrl_workers.trainer.rank_weights import NO_PARTS, RankParts, ending_of
 from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError
 from streamrl_workers.weights.hashing import SliceBytes, TensorBytes
 from streamrl_workers.weights.hashing import size_bytes as size_of
@@ -65,17 +64,13 @@ def _newest(step: int, *, newest: int) -> bool:
     return step == newest
 
 
-def offer_of(spec: RLJobSpec, *, server: Offer) -> Offer:
-    """Versions that no generator is told of stay in the store. A supervised job's generators are told of those that they evaluate."""
-    interval_steps, steps = spec.task.evaluation.interval_steps, spec.pipeline.steps
+def offer_of(is_offered: Callable[[int], bool], *, server: Offer) -> Offer:
+    """Versions that no generator is told of stay in the store. `is_offered`: as `TrainerSettings.is_offered` is."""
 
     def offer(version: pb.VersionName, *, ended: Callable[[], bool]) -> bool:
-        is_evaluated = version.step % interval_steps == 0 or version.step >= steps
-        return (server if is_evaluated else _in_store)(version, ended=ended)
+        return (server if is_offered(version.step) else _in_store)(version, ended=ended)
 
-    if not spec.generators:
-        return _in_store
-    return server if spec.algorithm.supervised is None else offer
+    return offer
 
 
 log = logging.getLogger(__name__)
@@ -117,7 +112,7 @@ class Publishing:
             self._session.end(error)
             raise
         except Exception as error:
-            ending = RetryError(f"weights: {error if isinstance(error, StoreUnavailableError) else repr(error)}")
+            ending = ending_of(error)
             self._session.end(ending)
             raise ending from error
 

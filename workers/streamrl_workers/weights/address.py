@@ -150,8 +150,11 @@ class Address(SliceSource):
         return each
 
     def holder(self, wanted: WantedSlice) -> int:
-        """Return which server has a slice."""
-        return self._holders[wanted.tensor, wanted.entry.first_row]
+        """Return which server has a slice. Raises SourceRefusedError: none does, since a source before has cut the tensor elsewhere."""
+        holder = self._holders.get((wanted.tensor, wanted.entry.first_row))
+        if holder is None:
+            raise SourceRefusedError(f"tensor {wanted.tensor} has other slices than the source before gave it")
+        return holder
 
     async def fill(self, wanted: WantedSlice) -> bool:
         """Fetch what has not arrived, in pieces at once; a server that waits raises at the end."""

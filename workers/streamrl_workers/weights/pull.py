@@ -15,7 +15,7 @@ one that it is told of).
 
 Invariants:
 - What is returned hashes to `version.hash`; otherwise a `WeightsError` is raised. Each byte is hashed once, where it lies, in a thread.
-- The memory of a version is one piece, tensors in it contiguous, without those that are held.
+- The memory of a version is one piece, tensors in it contiguous, without those that are held. What is held keeps no more memory than another version.
 - Bytes that arrived are not asked for again after a break. Cancelling `pull` ends its calls and closes its connections.
 """
 
@@ -273,12 +273,13 @@ class _Pull:
 
     def _laid_out(self, manifest: pb.Manifest) -> list[WantedSlice]:
         """Lay the tensors out in memory, but those that are held; return the slices that are missing."""
-        fresh = [entry for entry in manifest.tensors if not self._is_held(entry)]
+        staying = self._staying(manifest)
+        fresh = [entry for entry in manifest.tensors if entry.name not in staying]
         try:
             laid_out = _with_memory(fresh, memory=self._memory)
         except MemoryError as error:
             raise WeightsError(f"{self._route}: {error}") from None
-        held = [self._nearby.held[entry.name] for entry in manifest.tensors if self._is_held(entry)]
+        held = [*staying.values()]
         wanted = [
             WantedSlice(tensor=tensor.entry.name, entry=one, buffer=buffer)
             for tensor in laid_out
@@ -295,9 +296,24 @@ class _Pull:
             self._route.times.cache = self._nearby.cache.begin(slices, wait_s=self._cache_s)
         return wanted
 
-    def _is_held(self, entry: pb.TensorEntry) -> bool:
-        held = self._nearby.held.get(entry.name)
-        return held is not None and held.has(entry)
+    def _staying(self, manifest: pb.Manifest) -> dict[str, HeldTensor]:
+        """Return the held tensors that stay where they are; the others are copied.
+
+        A tensor holds all the memory of the version that it was fetched with. So they stay in as much as one version takes, where most of them lie.
+        """
+        pieces: defaultdict[int, list[HeldTensor]] = defaultdict(list)
+        for entry in manifest.tensors:
+            held = self._nearby.held.get(entry.name)
+            if held is not None and held.has(entry):
+                pieces[id(held.buffer.obj)].append(held)
+        room_bytes = sum(map(_padded_bytes, manifest.tensors))
+        staying = {}
+        for tensors in sorted(pieces.values(), key=lambda one: sum(len(held.buffer) for held in one), reverse=True):
+            room_bytes -= memoryview(tensors[0].buffer.obj).nbytes
+            if room_bytes < 0:
+                break
+            staying.update({held.entry.name: held for held in tensors})
+        return staying
 
     async def _bring(self, missing: deque[WantedSlice]) -> None:
         """Take from the list until it is empty, beside others."""
@@ -337,9 +353,13 @@ def _with_memory(entries: list[pb.TensorEntry], *, memory: Memory) -> list[HeldT
     """Return tensors that have not arrived, in one piece of memory. Raises MemoryError."""
     places = [0]
     for entry in entries:
-        places.append(places[-1] + -(-size_bytes(entry) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+        places.append(places[-1] + _padded_bytes(entry))
     whole = memory(places[-1])
     return [
         HeldTensor(entry, whole[begin : begin + size_bytes(entry)])
         for begin, entry in zip(places, entries, strict=False)
     ]
+
+
+def _padded_bytes(entry: pb.TensorEntry) -> int:
+    return -(-size_bytes(entry) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

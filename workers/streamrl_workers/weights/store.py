@@ -40,7 +40,7 @@ from streamrl_workers.weights.source import NotYetError
 
 NEWEST_KEPT = 2
 """The one that generators run and the one that they pull."""
-_PULLED_KEPT = 2
+PULLED_KEPT = 2
 """Older ones that are kept while pulled. Bounds memory: one more, and the puller of the oldest is told that it is gone."""
 
 _RELAY_WAIT_S = 3.0
@@ -186,7 +186,7 @@ class WeightStore:
     def _evict(self) -> None:
         """Drop old versions; oldest first in `_kept`."""
         for key in list(self._kept)[: -self._newest_kept]:
-            if len(self._kept) > self._newest_kept + _PULLED_KEPT or not self._kept[key].pulls:
+            if len(self._kept) > self._newest_kept + PULLED_KEPT or not self._kept[key].pulls:
                 del self._kept[key]
 
 

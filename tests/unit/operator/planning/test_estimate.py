@@ -145,9 +145,10 @@ def test_a_generator_holds_two_versions_and_its_cache() -> None:
     assert pool.bytes_per_replica == pytest.approx(GIB + 2 * 4 * 8_190_735_360 + cache, rel=0.001)
 
 
-def test_a_generator_keeps_the_base_of_adapters() -> None:
+@pytest.mark.parametrize(("part", "value"), [("trainer", {"lora": {}}), ("weights", {"http": {"deltas": True}})])
+def test_a_generator_holds_the_base_of_adapters_or_of_deltas(part: str, value: dict[str, Any]) -> None:
     document = full_document()
-    document["spec"]["trainer"] |= {"lora": {}}
+    document["spec"][part] = document["spec"].get(part, {}) | value
     adapted, whole = (estimate(job, config=QWEN3_8B).pools[0] for job in (parse_job(document), full_job()))
     assert adapted.bytes_per_replica is not None
     assert whole.bytes_per_replica is not None

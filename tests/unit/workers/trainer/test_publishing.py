@@ -13,6 +13,7 @@ from streamrl_workers.trainer.step_loop import Publishing, offer_of
 from streamrl_workers.weights.hashing import TensorBytes
 from streamrl_workers.weights.store import WeightStore
 from support.trainer_groups import trainer_spec
+from support.trainer_settings import trainer_settings
 
 TENSORS = {"w": TensorBytes("uint8", (4,), memoryview(b"abcd"))}
 
@@ -83,6 +84,6 @@ def test_only_versions_that_generators_are_told_of_are_offered(
         asked.append(version.step)
         return True
 
-    offer = offer_of(spec, server=server)
+    offer = offer_of(trainer_settings(spec).is_offered, server=server)
     assert all(offer(pb.VersionName(step=step), ended=lambda: False) for step in range(11))
     assert asked == expected

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,8 @@ from streamrl_workers.weights.store import WeightStore
 from support.certificates import Authority, mount
 from support.folder_weights import TIMEOUT_S, FolderTrainer
 from support.jobs import parsed_job
+from support.runs import wait_for
+from support.trainer_groups import trainer_spec
 from support.trainer_settings import trainer_settings
 
 ROW = 100_000
@@ -133,12 +135,30 @@ def test_rank_0_joins_and_passes_on_what_another_rank_holds(
             assert [bytes_hash(memoryview(data)) for data in (own, theirs)] == [one.hash for one in entry.slices]
             part = get(server.address, content_path(entry.slices[1].hash), Range="bytes=150000-299999")
             assert part == theirs[150_000:]
-            assert server.served_bytes == other.server.served_bytes + len(own)
+            served = other.server  # a piece is counted after it was sent
+            wait_for(lambda: server.served_bytes == served.served_bytes + len(own), what="the last piece to be counted")
             assert len(store.versions()) == 2, "the announced one, and the one before"
             with pytest.raises(HTTPError, match="404"):
                 get(server.address, content_path(bytes(32)))
         finally:
             server.close()
+
+
+def test_a_version_that_is_pulled_from_rank_0_alone_stays_on_the_other_ranks(tmp_path: Path) -> None:
+    """A generator of another cluster, or one that has not reached the other ranks yet, pulls for longer than a step."""
+    given = replace(settings(tmp_path), spec=parsed_job(staleness=0).spec)
+    store = WeightStore(newest_kept=given.memory_versions)
+    with rank_1(given) as other, closing(PassingWeightServer(store, token=TOKEN, tls=None)) as server:
+        name = published(store, other, step=0)
+        with store.pulling(name) as manifest:
+            assert manifest is not None
+            for step in (1, 2, 3):
+                published(store, other, step=step)
+            (entry,) = manifest.tensors
+            theirs = fetched(server.address, content_path(entry.slices[1].hash))
+            assert bytes_hash(memoryview(theirs)) == entry.slices[1].hash
+        published(store, other, step=4)
+        assert [version.step for version in other.server.store.versions()] == [3, 4]
 
 
 def test_what_is_passed_on_to_another_cluster_goes_by_its_link(tmp_path: Path) -> None:
@@ -188,7 +208,7 @@ def test_a_part_that_fails_ends_its_rank(tmp_path: Path) -> None:
     try:
         weights.publish(attempt=1, step=0, slices=[SliceBytes("w", "no type", (1,), 0, memoryview(b"a"))])
         assert ended.wait(60)
-        assert isinstance(failed[0], ValueError)
+        assert isinstance(failed[0], RetryError) and "weights: ValueError(" in str(failed[0]), "as rank 0 ends"
     finally:
         weights.close()
 
@@ -219,3 +239,18 @@ def test_a_folder_has_the_slices_of_all_ranks_and_rank_0_alone_deletes(tmp_path:
             assert needed <= there
             seen.append(there - needed)
         assert [len(old) for old in seen] == [0, 2, 2, 2, 2, 2]
+
+
+def test_a_rank_writes_into_a_folder_what_generators_are_told_of(tmp_path: Path) -> None:
+    """A supervised job's generators are told of versions that they evaluate; rank 0 deletes nothing of others."""
+    url = tmp_path / "weights"
+    url.mkdir()
+    spec = trainer_spec(rule="supervised", steps=10)
+    assert spec.task.evaluation.interval_steps > 2
+    spec = spec.model_copy(update={"weights": Weights(folder=FolderWeights(url=str(url)))})
+    given = replace(settings(tmp_path / "run"), spec=spec)
+    store = WeightStore(newest_kept=given.memory_versions)
+    with rank_1(given) as other:
+        for step in (0, 1, 2):
+            published(store, other, step=step)
+    assert len([*(url / "run" / "weights" / "content").iterdir()]) == 1

@@ -10,7 +10,14 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.address import BadSourceError, Route, WeightsError
 from streamrl_workers.weights.delta import encode
 from streamrl_workers.weights.deltas import DeltaStore
-from streamrl_workers.weights.hashing import HASH_ALGORITHM, TensorBytes, bytes_hash, entry_of, manifest_hash
+from streamrl_workers.weights.hashing import (
+    HASH_ALGORITHM,
+    SliceBytes,
+    TensorBytes,
+    bytes_hash,
+    entry_of,
+    manifest_hash,
+)
 from streamrl_workers.weights.pull import HeldTensor, Nearby, pull
 from streamrl_workers.weights.source import (
     BusyTime,
@@ -189,6 +196,43 @@ async def test_a_cache_that_has_all_leaves_nothing_to_fetch_or_to_write():
     server = Server()
     assert await server.pull(server.publish(1), nearby=Nearby(cache=Cache())) == tensors(1)
     assert server.opened == 1
+
+
+async def test_a_source_that_cuts_slices_elsewhere_than_the_one_before_is_refused():
+    """A version's hash has no sizes: a peer may lie of them."""
+
+    class Lying(Server):
+        def manifest(self, version: pb.VersionName) -> pb.Manifest:
+            found = super().manifest(version)
+            if self.opened == 1:
+                first, second = found.tensors[0].slices
+                first.size_bytes, second.size_bytes, second.first_row = SIZE // 4, 3 * SIZE // 4, SIZE // 4
+            return found
+
+        async def before(self, number: int, piece: Piece) -> None:
+            if number == 1:
+                raise SourceBrokenError("broken")
+
+    server, data = Lying(), memoryview(bytes(SIZE))
+    halves = [SliceBytes("w", "uint8", (SIZE,), begin, data[begin : begin + SIZE // 2]) for begin in (0, SIZE // 2)]
+    version = server.store.publish(attempt=1, step=0, slices=halves)
+    with pytest.raises(BadSourceError, match="other slices"):
+        await server.pull(Route(pb.WeightsAvailable(version=version, address="there")))
+
+
+async def test_tensors_that_seldom_change_keep_no_old_versions_in_memory():
+    """Each of them was fetched last with another version, in whose memory it lies."""
+    server, nearby, names = Server(), Nearby(), [f"w{number}" for number in range(8)]
+    for step in range(len(names)):
+        given = {
+            name: TensorBytes("uint8", (SIZE,), memoryview(bytes([number, min(number, step)]) * (SIZE // 2)))
+            for number, name in enumerate(names)
+        }
+        version = server.store.publish(attempt=1, step=step, tensors=given)
+        route = Route(pb.WeightsAvailable(version=version, address="there"))
+        assert await server.pull(route, nearby=nearby) == given
+        pieces = {id(tensor.buffer.obj): len(tensor.buffer.obj) for tensor in nearby.held.values()}
+        assert sum(pieces.values()) <= 2 * len(names) * (SIZE + 64)
 
 
 async def test_what_is_fetched_one_after_the_other_needs_one_stream():

@@ -184,10 +184,10 @@ class AsyncEngine:
         """Hold all requests and forget their keys and values."""
         self._wait(self._pause(), self._probe_timeout_s, what="a pause")
 
-    def update(self, weights: WeightUpdate, *, version: int) -> dict[str, float]:
-        """Put the weights into the paused engine, and resume. Returns the seconds of each part."""
+    def update(self, weights: WeightUpdate, *, version: int) -> None:
+        """Put the weights into the paused engine, and resume."""
         timeout_s = self._probe_timeout_s + weights.size_bytes / _LOAD_BYTES_PER_S
-        return self._wait(self._update(weights, version=version), timeout_s, what="an update of weights")
+        self._wait(self._update(weights, version=version), timeout_s, what="an update of weights")
 
     def score(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return log-probs at temperature 1 of each sequence's tokens but the first; none of one that is too long."""
@@ -434,8 +434,7 @@ class AsyncEngine:
             await asyncio.sleep(0)
         self._collect(give=True)
 
-    async def _update(self, weights: WeightUpdate, *, version: int) -> dict[str, float]:
-        begun_s = time.monotonic()
+    async def _update(self, weights: WeightUpdate, *, version: int) -> None:
         try:
             await self._llm.start_weight_update()
             if weights.tensors:
@@ -446,16 +445,13 @@ class AsyncEngine:
                     "tensors": list(weights.tensors),
                 }
                 await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
-            loaded_s = time.monotonic()
             await self._llm.finish_weight_update(weight_version=str(version))  # vLLM drops its adapters with it
             if weights.adapters is not None:
                 await self._llm.add_lora(load_request(weights.adapters))
-            adapted_s = time.monotonic()
             await self._llm.resume_generation()
         finally:
             self._updating = False
         self._version = version
-        return {"load": loaded_s - begun_s, "finish": adapted_s - loaded_s, "resume": time.monotonic() - adapted_s}
 
 
 class _Request:
