@@ -36,7 +36,7 @@ def _id(value: object) -> str:
 def test_a_whole_document_is_valid(page: Page, fence: Fence, tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(fence.text, encoding="utf-8")
-    _, mistakes = check_file(path, beside=True)
+    _, mistakes = check_file(path)
     assert UserErrors(mistakes).lines == [], f"{page.name}:{fence.line}"
 
 

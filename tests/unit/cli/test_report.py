@@ -185,9 +185,21 @@ def test_stalls_of_a_version_are_means_by_part(folder: RunFolder) -> None:
         ("generators", "1.5", "0.25", "0", "0.75", "0.5", "-", "1.5"),
     ]
     write_lines(folder, "steps", lines)
-    assert "".join(f"<td>{cell}</td>" for cell in rows[1]) in render(read_run(folder.path), plotly_js="")
+    run = read_run(folder.path)
+    assert "".join(f"<td>{cell}</td>" for cell in rows[1]) in render(run, plotly_js="")
+    assert ("<td>trainer, estimated</td>" in render(run, plotly_js="")) == (run.weight_times is not None)
     write_lines(folder, "steps", [step(0)])
     assert "<h2>Weights</h2>" not in render(read_run(folder.path), plotly_js="")
+
+
+def test_lines_of_a_chart_differ_in_colour(folder: RunFolder) -> None:
+    parts = dict.fromkeys(
+        (f"{part}_seconds" for part in ("data", "forward", "backward", "collectives", "optimiser")), 1.0
+    )
+    write_lines(folder, "steps", [step(at, trainer=parts) for at in range(3)])
+    figures = {title: figure for title, _, figure in all_charts(read_run(folder.path))}
+    colours = [line["line"]["color"] for line in figures["Passes"]["data"]]
+    assert len(set(colours)) == len(parts)
 
 
 @pytest.mark.parametrize("key", ["reward_parts", "queue"])
