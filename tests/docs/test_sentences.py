@@ -1,8 +1,10 @@
 """Texts are short: their sentences, and all of them together."""
 
+from itertools import pairwise
+
 import pytest
 
-from support.pages import Page, guides
+from support.pages import Page, guides, pages
 
 MEDIAN_WORDS, NINTH_WORDS = 18, 30
 """The most words of a page's median sentence, and of the one that nine in ten do not exceed."""
@@ -32,7 +34,14 @@ def test_the_list_of_long_pages_only_shrinks() -> None:
     assert long == NOT_YET, "write it into NOT_YET as it is now, if no figure has grown"
 
 
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_a_table_begins_after_an_empty_line(page: Page) -> None:
+    """Otherwise it is drawn as text."""
+    lines = ["", *page.lines]
+    assert [line for before, line in pairwise(lines) if line.startswith("|") and before and before[0] != "|"] == []
+
+
 def test_the_docs_do_not_grow() -> None:
-    pages = [page.text for page in guides() if page.name == "README.md" or page.name.startswith("docs/")]
-    words = sum(any(map(str.isalnum, word)) for text in pages for word in text.split())
+    texts = [page.text for page in guides() if page.name == "README.md" or page.name.startswith("docs/")]
+    words = sum(any(map(str.isalnum, word)) for text in texts for word in text.split())
     assert words <= MOST_WORDS

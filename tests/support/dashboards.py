@@ -23,11 +23,12 @@ ONLY_WHEN = {
     **dict.fromkeys(GPU_METRICS, "dcgm-exporter runs in the cluster"),
     "streamrl_cost_per_reward_point": "held-out reward is higher than at first",
     'streamrl_job_waiting{reason="Unschedulable"}': "a pod finds no node",
+    "streamrl_mfu_ratio": "the peak of the trainer's device is known",
     "streamrl_operator_cluster_connected": "there is an RLCluster",
     "streamrl_operator_reconcile_errors_total": "a reconcile has failed",
 }
 """Metric, or a selector -> when it has data; a healthy run may give it none. Each is made true once: in tests/chart/test_alerts_in_runs.py, test_dashboards.py,
-tests/cluster/test_alerts.py and tests/cluster/test_members_lost.py."""
+tests/cluster/test_alerts.py, tests/cluster/test_members_lost.py and tests/unit/workers/scheduler/server/test_status_endpoint.py."""
 _HISTOGRAM = re.compile("_(bucket|sum|count)$")
 
 

@@ -55,7 +55,7 @@ WHY_DROPPED = {
 }
 COLOURS = {"busy": "#2a9d5c", "pipeline": "#e9b44c", "weights": "#4a7bd0", "skew": "#b8509e", "other": "#a8adb5"}
 INK, LINE, SOFT = "#1f2933", "#3b7fce", "#9db8d6"
-SEVERAL = (LINE, "#d98a2b", "#2a9d5c", "#b8509e")
+SEVERAL = (LINE, "#d98a2b", "#2a9d5c", "#b8509e", "#c2452d", "#3a9fa8", "#8a6d3b", "#7a6fd0")
 """Colours of lines that stand beside each other."""
 CHART_HEIGHT_PX = 300
 TIMELINE_HEIGHT_PX = 130
@@ -141,10 +141,17 @@ def overview(run: RunData, *, timelines: Sequence[Timeline] = ()) -> dict[str, A
         "lost": list(_lost(run)),
         "walls": list(_walls(run)),
         "weights_head": [name.lower() for name in HEAD],
-        "weights": measured_rows(run.steps, job=run.folder.job),
-        "weights_estimated": [] if run.weight_times is None else estimated_rows(run.weight_times),
+        "weights": list(_weights(run)),
         "job": json.dumps(run.folder.job.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1),
     }
+
+
+def _weights(run: RunData) -> Iterator[tuple[str, ...]]:
+    """Yield the measured rows, and after them those of the plan; nothing where nothing was measured."""
+    measured = measured_rows(run.steps, job=run.folder.job)
+    yield from measured
+    if measured and run.weight_times is not None:
+        yield from ((f"{where}, estimated", *parts) for where, *parts in estimated_rows(run.weight_times))
 
 
 def shown_sample(sample: ShownSample) -> tuple[str, str, list[tuple[str, str]]]:

@@ -53,7 +53,6 @@ _DRAWN_RUNS = 8
 _SHOWN_RUNS = 20
 _SAMPLES_SHOWN = 20
 _MOST_TEXT_CHARS = 200
-_LINE_COLOURS = (*SEVERAL, "#c2452d", "#3a9fa8", "#8a6d3b", "#7a6fd0")
 
 
 def application(folder: Path, *, token: str, names: frozenset[str]) -> Any:  # noqa: ANN401 - an ASGI application
@@ -222,7 +221,7 @@ class RunPages(TemplatePages):
 
 def _beside(lines: list[RunLine], what: str) -> Figure:
     traces = []
-    for line, colour in zip(lines, cycle(_LINE_COLOURS), strict=False):
+    for line, colour in zip(lines, cycle(SEVERAL), strict=False):
         traces.append(getattr(line, what) | {"name": label(line.name), "line": {"color": colour, "width": 2}})
     found = figure(traces)
     found["layout"] |= {"showlegend": True}
@@ -235,7 +234,7 @@ def _bubbles(lines: list[RunLine]) -> Figure:
 
 
 def _costs(lines: list[RunLine]) -> Figure:
-    colours = [colour for _, colour in zip(lines, cycle(_LINE_COLOURS), strict=False)]
+    colours = [colour for _, colour in zip(lines, cycle(SEVERAL), strict=False)]
     bars = {
         "type": "bar",
         "x": [label(line.name) for line in lines],

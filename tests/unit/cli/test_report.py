@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from streamrl_cli.runner.folder import RunFolder, create_folder
 from streamrl_cli.runner.progress import RunProgress, failures_text
 from streamrl_cli.runner.view import LiveView, PlainView
 from streamrl_cli.weight_stalls import measured_rows
+from streamrl_operator.planning.weight_times import WeightTimes
 from support.command import streamrl
 from support.jobs import simulated_job
 
@@ -185,9 +187,26 @@ def test_stalls_of_a_version_are_means_by_part(folder: RunFolder) -> None:
         ("generators", "1.5", "0.25", "0", "0.75", "0.5", "-", "1.5"),
     ]
     write_lines(folder, "steps", lines)
-    assert "".join(f"<td>{cell}</td>" for cell in rows[1]) in render(read_run(folder.path), plotly_js="")
+    run = read_run(folder.path)
+    assert "".join(f"<td>{cell}</td>" for cell in rows[1]) in render(run, plotly_js="")
+    planned = WeightTimes(
+        version_bytes=1, ranks=1, copy_s=2.0, publish_s=0.0, deltas=None, pools=(), waits_for_pull=False
+    )
+    cells = ("trainer, estimated", "-", "-", "2", "-", "-", "-", "2")
+    page = render(replace(run, weight_times=planned), plotly_js="")
+    assert "".join(f"<td>{cell}</td>" for cell in cells) in page
     write_lines(folder, "steps", [step(0)])
     assert "<h2>Weights</h2>" not in render(read_run(folder.path), plotly_js="")
+
+
+def test_lines_of_a_chart_differ_in_colour(folder: RunFolder) -> None:
+    parts = dict.fromkeys(
+        (f"{part}_seconds" for part in ("data", "forward", "backward", "collectives", "optimiser")), 1.0
+    )
+    write_lines(folder, "steps", [step(at, trainer=parts) for at in range(3)])
+    figures = {title: figure for title, _, figure in all_charts(read_run(folder.path))}
+    colours = [line["line"]["color"] for line in figures["Passes"]["data"]]
+    assert len(set(colours)) == len(parts)
 
 
 @pytest.mark.parametrize("key", ["reward_parts", "queue"])
