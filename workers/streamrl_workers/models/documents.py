@@ -14,6 +14,7 @@ token, and if it passes the documents on to its attention. The window is that of
 """
 
 import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,12 +106,14 @@ def _together(lengths: Sequence[int], *, device: torch.device) -> Together:
 
 
 def attention_tokens(config: PreTrainedConfig) -> float:
-    """Return the length of a document at which attention costs as much as all else of a model of this configuration.
+    """Return the length of a document at which attention costs as much as all else of a model of this configuration; infinite without attention.
 
     Of a document of T tokens, attention multiplies T^2 / 2 pairs, twice a layer; each token passes every weight once.
     """
     sizes: Any = config.get_text_config(decoder=True)
-    hidden, heads, layers = sizes.hidden_size, sizes.num_attention_heads, sizes.num_hidden_layers
+    hidden, heads, layers = sizes.hidden_size, getattr(sizes, "num_attention_heads", None), sizes.num_hidden_layers
+    if not heads:
+        return math.inf
     width = heads * (getattr(sizes, "head_dim", None) or hidden // heads)
     wide = getattr(sizes, "moe_intermediate_size", None) or getattr(sizes, "intermediate_size", None) or 4 * hidden
     block = 4 * hidden * width + 3 * hidden * wide * (getattr(sizes, "num_experts_per_tok", None) or 1)
