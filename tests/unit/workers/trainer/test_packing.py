@@ -101,6 +101,14 @@ def test_a_round_that_ranks_would_wait_in_stays_until_it_is_even_or_the_last():
     assert lengths == [[[[100], [100]]], [], [[[60], []]]]
 
 
+def test_rounds_begin_while_samples_arrive_also_where_the_memory_holds_small_passes_alone():
+    pending = Pending(budget_tokens=1000, layout=LAYOUTS["packed"])
+    pending.room_tokens = 100
+    for mark in range(20):
+        pending.add(_sample(1, 50, mark=mark))
+    assert [[list(map(_inputs, batch)) for batch in batches] for batches in pending.take(idle=False)] == [[[50, 50]]] * 10
+
+
 def _inputs(sample):
     return sample.inputs
 

@@ -297,8 +297,8 @@ class Pending:
         return pack(samples, budget_tokens=self.room_tokens, layout=self._layout, ranks=self._ranks)
 
     def _is_even(self, batches: Sequence[list[PackedSample]]) -> bool:
-        """Whether a round uses all ranks well: at least a quarter of a full budget, dealt alike."""
+        """Whether a round uses all ranks well: at least a quarter of what passes may have, dealt alike."""
         costs = list(map(self._layout.cost, batches))
         tokens = sum(sample.inputs for batch in batches for sample in batch)
-        full = self._budget_tokens * self._ranks
+        full = self.room_tokens * self._ranks
         return tokens >= full // IDLE_SHARE and 100 * sum(costs) >= EVEN_PERCENT * len(costs) * max(costs)
