@@ -286,9 +286,9 @@ class StepLoop:
                     engine.add(portion)
                     if len(group_ids) >= self._batch_groups:
                         return group_ids, micro_steps
-                    worked = bool(group_ids) and engine.advance(
-                        idle=not portion
-                    )  # replayed groups wait for the step's first
+                    # Replayed groups wait for the step's first. A replay of the run knows micro-steps by their groups: one for each number.
+                    is_due = len(group_ids) not in {0, *micro_steps[-1:]}
+                    worked = is_due and engine.advance(idle=not portion)
                 if worked:
                     micro_steps.append(len(group_ids))
             if not worked and not groups:

@@ -207,7 +207,9 @@ class Journal(Wire):
                 begin_in_thread(lambda synced=synced: self.get(journal_synced=synced), name="journal")
 
 
-def test_a_checkpoint_that_was_written_long_after_sigterm_still_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_was_written_long_after_sigterm_still_gets_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wire, clock_s = Journal(), time.monotonic
     wire.connect()
     _do_step(wire, step=0)
