@@ -83,13 +83,14 @@ def documents_of(lengths: Sequence[int], *, device: torch.device) -> Documents:
 def _like_lengths(lengths: Sequence[int]) -> list[list[int]]:
     """Split lengths into those of one call each."""
     calls: list[list[int]] = []
+    width = tokens = 0
     for length in lengths:
-        some = [*calls[-1], length] if calls else [length]
-        padding = max(some) * len(some) - sum(some)
-        if calls and max(some) <= SHORT_TOKENS and padding <= PADDING_TOKENS:
+        width, tokens = max(width, length), tokens + length
+        if calls and width <= SHORT_TOKENS and width * (len(calls[-1]) + 1) - tokens <= PADDING_TOKENS:
             calls[-1].append(length)
         else:
             calls.append([length])
+            width = tokens = length
     return calls
 
 
