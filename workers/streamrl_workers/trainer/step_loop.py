@@ -235,9 +235,9 @@ class StepLoop:
         group_ids, micro_steps = self._gather(step)
         with self.recorder.during("busy"):
             metrics = engine.finish_step()
+        metrics |= engine.throughput()  # before the held-out loss, whose passes are not the step's
         metrics |= {f"initial_{name}": loss for name, loss in initial.items()} | self._held_out_loss(step + 1)
         self.history = self.history.with_step(group_ids)
-        metrics |= engine.throughput()
         metrics["step_seconds"] = time.monotonic() - begun_s
         with self.recorder.during("weights"):
             metrics |= self._stalls(publishing)

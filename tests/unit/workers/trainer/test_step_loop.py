@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+import pytest
 import torch
 
 from streamrl.proto import stream_pb2 as pb
@@ -136,3 +137,18 @@ def test_a_replay_takes_the_micro_steps_of_several_ranks(tmp_path: Path) -> None
     assert all(list(done.micro_steps) == sorted(set(done.micro_steps)) for done in session.done)
     versions = list(retrain(engine(), list(recorded(session))))
     assert versions[:-1] == [done.version_hash for done in session.done]
+
+
+def test_passes_of_the_held_out_loss_are_no_part_of_the_step_s_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)
+    job = trainer_spec(steps=STEPS)
+    session, engine, calls = LateGroups(), tiny_engine(job), []
+    session.tell(welcome=pb.TrainerWelcome(attempt=1, batch_groups=BATCH, held_out_samples=1))
+    session.tell(held_out=pb.HeldOut(samples=make_group(99).samples[:1]))
+    throughput, held_out_loss = engine.throughput, engine.held_out_loss
+    monkeypatch.setattr(engine, "throughput", lambda: calls.append("times") or throughput())
+    monkeypatch.setattr(engine, "held_out_loss", lambda samples: calls.append("loss") or held_out_loss(samples))
+    _run(engine, session=session, folder=tmp_path)
+    assert calls == ["loss", *["times"] * STEPS, "loss"]
