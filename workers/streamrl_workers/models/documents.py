@@ -14,6 +14,7 @@ token, and if it passes the documents on to its attention. The window is that of
 """
 
 import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,13 +87,14 @@ def documents_of(lengths: Sequence[int], *, device: torch.device) -> Documents:
 def _like_lengths(lengths: Sequence[int]) -> list[list[int]]:
     """Split lengths into those of one call each."""
     calls: list[list[int]] = []
+    width = tokens = 0
     for length in lengths:
-        some = [*calls[-1], length] if calls else [length]
-        padding = max(some) * len(some) - sum(some)
-        if calls and max(some) <= SHORT_TOKENS and padding <= PADDING_TOKENS:
+        width, tokens = max(width, length), tokens + length
+        if calls and width <= SHORT_TOKENS and width * (len(calls[-1]) + 1) - tokens <= PADDING_TOKENS:
             calls[-1].append(length)
         else:
             calls.append([length])
+            width = tokens = length
     return calls
 
 
@@ -109,12 +111,14 @@ def _together(lengths: Sequence[int], *, device: torch.device) -> Together:
 
 
 def attention_tokens(config: PreTrainedConfig) -> float:
-    """Return the length of a document at which attention costs as much as all else of a model of this configuration.
+    """Return the length of a document at which attention costs as much as all else of a model of this configuration; infinite without attention.
 
     Of a document of T tokens, attention multiplies T^2 / 2 pairs, twice a layer; each token passes every weight once.
     """
     sizes: Any = config.get_text_config(decoder=True)
-    hidden, heads, layers = sizes.hidden_size, sizes.num_attention_heads, sizes.num_hidden_layers
+    hidden, heads, layers = sizes.hidden_size, getattr(sizes, "num_attention_heads", None), sizes.num_hidden_layers
+    if not heads:
+        return math.inf
     width = heads * (getattr(sizes, "head_dim", None) or hidden // heads)
     wide = getattr(sizes, "moe_intermediate_size", None) or getattr(sizes, "intermediate_size", None) or 4 * hidden
     block = 4 * hidden * width + 3 * hidden * wide * (getattr(sizes, "num_experts_per_tok", None) or 1)

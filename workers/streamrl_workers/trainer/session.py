@@ -24,7 +24,7 @@ from streamrl_workers.trainer.engines.engine import RetryError
 _ANSWER_TIMEOUT_S = 300.0
 """For an answer: a journal on a busy disk takes seconds, a new scheduler a minute; beyond this none will come."""
 _LAST_ANSWER_S = 5.0
-"""The same once this process is asked to end: the whole farewell is to take some ten seconds."""
+"""The same once this process is asked to end, of each wait: what it writes before may take longer."""
 
 Send = Callable[[Sequence[pb.TrainerEvent]], None]
 
@@ -66,7 +66,7 @@ class Session:
         self._silent_since_s = time.monotonic()
         self._cause = "no_samples"
         self._ending: StoppedError | RetryError | UserError | None = None
-        self._leave_by_s: float | None = None
+        self._terminated_s: float | None = None
 
     # ---------------------------------------------------------------- called by the connection
 
@@ -125,14 +125,14 @@ class Session:
     def terminate(self) -> None:
         """The process is asked to end: no more groups, short deadlines."""
         with self._changed:
-            if self._leave_by_s is None:
-                self._leave_by_s = time.monotonic() + _LAST_ANSWER_S
+            if self._terminated_s is None:
+                self._terminated_s = time.monotonic()
             self._changed.notify_all()
 
     @property
     def terminated(self) -> bool:
         """Whether the process was asked to end."""
-        return self._leave_by_s is not None
+        return self._terminated_s is not None
 
     @property
     def silent_s(self) -> float:
@@ -182,7 +182,7 @@ class Session:
         """Until a group is there, the cause is no longer `seen_cause`, the end, or `timeout_s`."""
         with self._changed, self._telling_that_it_waits():
             self._changed.wait_for(
-                lambda: self._inbox or self.idle_cause != seen_cause or self._ending or self._leave_by_s, timeout_s
+                lambda: self._inbox or self.idle_cause != seen_cause or self._ending or self.terminated, timeout_s
             )
 
     @property
@@ -306,16 +306,19 @@ class Session:
     def _raise_ending(self, *, until_terminated: bool = False) -> None:
         if self._ending is not None:
             raise self._ending
-        if until_terminated and self._leave_by_s is not None:
+        if until_terminated and self.terminated:
             raise TerminatedError
 
     def _wait(self, arrived: Callable[[], bool], *, what: str, until_terminated: bool = False) -> None:
         """Wait for the scheduler, also over breaks of the connection: one that breaks again and again brings no answer."""
         with self._changed:
-            end_s = time.monotonic() + _ANSWER_TIMEOUT_S
+            begun_s = time.monotonic()
             while not arrived():
                 self._raise_ending(until_terminated=until_terminated)
-                limit_s = min(end_s, self._leave_by_s or end_s) - time.monotonic()
+                end_s = begun_s + _ANSWER_TIMEOUT_S
+                if self._terminated_s is not None:
+                    end_s = min(end_s, max(begun_s, self._terminated_s) + _LAST_ANSWER_S)
+                limit_s = end_s - time.monotonic()
                 if limit_s <= 0:
                     raise RetryError(f"waited in vain for {what}")
                 self._changed.wait(limit_s)

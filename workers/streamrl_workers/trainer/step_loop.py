@@ -230,9 +230,9 @@ class StepLoop:
         group_ids, micro_steps = self._gather(step)
         with self.recorder.during("busy"):
             metrics = engine.finish_step()
+        metrics |= engine.throughput()  # before the held-out loss, whose passes are not the step's
         metrics |= {f"initial_{name}": loss for name, loss in initial.items()} | self._held_out_loss(step + 1)
         self.history = self.history.with_step(group_ids)
-        metrics |= engine.throughput()
         metrics["step_seconds"] = time.monotonic() - begun_s
         with self.recorder.during("weights"):
             metrics |= self._stalls(publishing)
@@ -281,9 +281,9 @@ class StepLoop:
                     engine.add(portion)
                     if len(group_ids) >= self._batch_groups:
                         return group_ids, micro_steps
-                    worked = bool(group_ids) and engine.advance(
-                        idle=not portion
-                    )  # replayed groups wait for the step's first
+                    # Replayed groups wait for the step's first. A replay of the run knows micro-steps by their groups: one for each number.
+                    is_due = len(group_ids) not in {0, *micro_steps[-1:]}
+                    worked = is_due and engine.advance(idle=not portion)
                 if worked:
                     micro_steps.append(len(group_ids))
             if not worked and not groups:

@@ -18,7 +18,7 @@ from streamrl_workers.trainer.engines.worker import RankWorker
 from support.model_families import FAMILIES, LONGROPE, save_tiny
 from support.prefix_logprobs import prefix_logprobs
 from support.trainer_groups import trainer_spec
-from support.vllm_models import CHARS
+from support.vllm_models import CHARS, tokenizer
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.7
@@ -119,6 +119,19 @@ def test_models_that_carry_state_or_number_tokens_themselves_are_padded(tmp_path
     model.save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"^spec.trainer.microBatchLayout: must be Auto or Padded for .*, got 'Packed'"):
         build_models(trainer_spec(microBatchLayout="Packed"), model_path=str(tmp_path), device=CPU)
+
+
+def test_a_model_without_attention_is_trained(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("mamba", vocab_size=len(CHARS), hidden_size=16, num_hidden_layers=2, state_size=4)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    spec = trainer_spec()
+    worker = RankWorker(build_models(spec, model_path=str(tmp_path), device=CPU), spec=spec)
+    assert not worker.layout(None).packed
+    samples = _samples(len(CHARS))
+    for one, beside in zip(samples, worker.prepare(samples), strict=True):
+        (alone,) = worker.prepare([one])
+        assert list(beside["proximal_N"]) == pytest.approx(list(alone["proximal_N"]), abs=1e-5)
 
 
 def test_a_sample_has_the_same_logprobs_beside_a_longer_one(tmp_path: Path) -> None:

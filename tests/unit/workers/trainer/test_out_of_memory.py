@@ -15,7 +15,7 @@ from streamrl_workers.models.documents import Documents
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.engine import RetryError
-from streamrl_workers.trainer.engines.packing import PackedSample, pack_sample
+from streamrl_workers.trainer.engines.packing import Layout, PackedSample, pack_sample
 from streamrl_workers.trainer.engines.pass_memory import PassMemory
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics
 from streamrl_workers.trainer.engines.training_step import create_training_step
@@ -29,6 +29,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "gspo": {"algorithm": {"clipLow": 0.3, "clipHigh": 0.3}},
     "ppo": {"algorithm": {"epochs": 2, "miniBatches": 2, "referenceKl": {}}},
 }
+
+
+ROW = Layout(packed=True, attention_tokens=1000.0)
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +149,7 @@ def test_a_pass_that_failed_makes_the_next_step_pack_less() -> None:
     worker = _narrow(spec, rows=2)
     assert worker.begin(None) is None
     worker.accumulate(samples := _samples(1))
-    assert worker.begin(None) == 4 * max(sample.inputs for sample in samples) // 2
+    assert worker.begin(None) == sum(sample.inputs for sample in samples) // 2
 
 
 @pytest.fixture
@@ -167,7 +170,7 @@ def test_among_shards_the_group_restarts_once_with_half_the_tokens(tmp_path: Pat
         return _narrow(spec, rows=2, memory=PassMemory(spec=spec, device=None, run_dir=tmp_path))
 
     first, samples = live(), _samples(1)
-    tokens = 4 * max(sample.inputs for sample in samples)
+    tokens = sum(sample.inputs for sample in samples)
     with pytest.raises(
         RetryError, match=rf"a pass of {tokens} tokens .* restarting with passes of {tokens // 2} tokens"
     ):
@@ -202,13 +205,13 @@ def _measured(spec: RLJobSpec, memory: CountedMemory) -> RankWorker:
 
 @pytest.mark.parametrize("rule", JOBS)
 def test_passes_that_would_not_fit_are_cut_before(rule: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Half the memory that the job's own passes take: the rehearsal measures it, and no pass fails."""
+    """Three fifths of the memory that the job's own passes take: the rehearsal measures it, and no pass fails."""
     spec = trainer_spec(rule=rule, **JOBS[rule])
     with CountedMemory() as unlimited:
         expected = _step(_measured(spec, unlimited), spec)
     assert "the memory holds" not in caplog.text
     caplog.clear()
-    with CountedMemory(limit_bytes=unlimited.peak_bytes() // 2) as memory:
+    with CountedMemory(limit_bytes=unlimited.peak_bytes() * 3 // 5) as memory:
         found = _step(_measured(spec, memory), spec)
     assert found == pytest.approx(expected, rel=1e-5, abs=1e-5)
     assert "instead of spec.trainer.microBatchTokens (16384)" in caplog.text
@@ -252,7 +255,7 @@ class _Rooms:
     def call(self, method: str, payloads: Any) -> list[Any]:
         """Answer, and count the tokens of passes."""
         if method == "accumulate":
-            self.passed += [len(batch) * max(sample.inputs for sample in batch) for batch in payloads if batch]
+            self.passed += [sum(sample.inputs for sample in batch) for batch in payloads if batch]
         numbers = {"gradient_norm": 0.0, "learning_rate": 0.0, "skipped_nonfinite_steps": 0.0}
         return {"begin": list(self.rooms), "update": [numbers] * 2}.get(method, [None, None])
 
@@ -262,7 +265,7 @@ def test_all_ranks_pack_for_the_one_with_the_least_room(caplog: pytest.LogCaptur
     spec = trainer_spec()
     for rooms, most in (((None, None), 16_384), ((400, 60), 60), ((60, None), 60)):
         ranks = _Rooms(*rooms)
-        step = create_training_step(create_algorithm(spec), ranks=ranks, spec=spec)
+        step = create_training_step(create_algorithm(spec), ranks=ranks, spec=spec, layout=ROW)
         step.limit(ranks.call("begin", None))
         for number in range(8):
             step.add(make_group(number))

@@ -81,6 +81,19 @@ def test_pending_gives_every_sample_once(lengths, idle):
     assert pending.take_all() == []
 
 
+@pytest.mark.parametrize("kind", LAYOUTS)
+@given(lengths=lengths, ranks=st.integers(1, 4))
+def test_what_a_micro_step_takes_does_not_depend_on_whether_the_trainer_is_idle(kind, lengths, ranks):
+    """A replay knows of a micro-step which groups had come."""
+    busy, idle = (Pending(budget_tokens=800, layout=LAYOUTS[kind], ranks=ranks) for _ in range(2))
+    for n, (prompt, completion) in enumerate(lengths):
+        busy.add(_sample(prompt, completion, mark=n))
+        idle.add(_sample(prompt, completion, mark=n))
+        if found := busy.take(idle=False):
+            assert idle.take(idle=True) == found
+    assert busy.take_all() == idle.take_all()
+
+
 def test_a_micro_step_waits_for_the_budget_and_for_a_quarter_when_idle():
     pending = Pending(budget_tokens=40, layout=LAYOUTS["packed"])
     pending.add(_sample(1, 9, mark=0))  # 9 inputs
@@ -99,6 +112,16 @@ def test_a_round_that_ranks_would_wait_in_stays_until_it_is_even_or_the_last():
     found = [pending.take(idle=False), pending.take(idle=False), pending.take_all()]
     lengths = [[[list(map(_inputs, batch)) for batch in batches] for batches in rounds] for rounds in found]
     assert lengths == [[[[100], [100]]], [], [[[60], []]]]
+
+
+def test_rounds_begin_while_samples_arrive_also_where_the_memory_holds_small_passes_alone():
+    pending = Pending(budget_tokens=1000, layout=LAYOUTS["packed"])
+    pending.room_tokens = 100
+    for mark in range(20):
+        pending.add(_sample(1, 50, mark=mark))
+    assert [[list(map(_inputs, batch)) for batch in batches] for batches in pending.take(idle=False)] == [
+        [[50, 50]]
+    ] * 10
 
 
 def _inputs(sample):

@@ -1,10 +1,12 @@
 """The conversation with the scheduler, without a connection: credit, breaks, endings."""
 
+import time
 from collections.abc import Sequence
 
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.trainer.engines.engine import RetryError
 from streamrl_workers.trainer.session import Session, StoppedError, TerminatedError
 from support.trainer_groups import make_group
@@ -193,6 +195,28 @@ def test_asked_to_end_it_takes_no_more_groups_but_still_syncs_the_journal():
         wire.session.poll()
     wire.get(step_recorded=pb.StepRecorded(step=0))
     wire.session.wait_recorded(1)
+
+
+class Journal(Wire):
+    """It is brought to the disk by another thread."""
+
+    def _send(self, events: Sequence[pb.TrainerEvent]) -> None:
+        for event in events:
+            if event.HasField("sync_journal"):
+                synced = pb.JournalSynced(step=event.sync_journal.step)
+                begin_in_thread(lambda synced=synced: self.get(journal_synced=synced), name="journal")
+
+
+def test_a_checkpoint_that_was_written_long_after_sigterm_still_gets_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wire, clock_s = Journal(), time.monotonic
+    wire.connect()
+    _do_step(wire, step=0)
+    wire.get(step_recorded=pb.StepRecorded(step=0))
+    wire.session.terminate()
+    monkeypatch.setattr(time, "monotonic", lambda: clock_s() + 60.0)
+    wire.session.sync_journal(1)
 
 
 def test_the_idle_cause_is_known_and_a_break_is_no_idleness():

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from streamrl_workers.trainer.checkpoint import CheckpointMeta, CheckpointStore
-from streamrl_workers.trainer.engines import shard_files
+from streamrl_workers.trainer.engines import shard_files, worker
 from streamrl_workers.weights.hashing import tensors_hash
 from support.tiny_trainer import tiny_engine, train_steps
 from support.trainer_groups import make_group, trainer_spec
@@ -50,6 +50,16 @@ def test_a_hash_made_while_writing_is_that_of_the_file(tmp_path: Path) -> None:
     directory = store.write(meta, save=engine.save, sync=lambda: None)
     assert store.newest() is not None  # hashes each file again
     assert [*json.loads((directory / "meta.json").read_text())["files"]] == ["rank-00000.safetensors"]
+
+
+def test_a_critic_s_copy_counts_with_what_the_policy_s_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rooms = iter([AMPLE, NONE])
+    monkeypatch.setattr(worker, "free_bytes", lambda _device, *, ranks: next(rooms) // ranks)
+    files = tiny_engine(trainer_spec(rule="ppo")).save(tmp_path).result()
+    assert sorted(files) == ["critic/rank-00000.safetensors", "rank-00000.safetensors"]
+    assert caplog.text.count("no room for a copy") == 1
 
 
 def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path) -> None:

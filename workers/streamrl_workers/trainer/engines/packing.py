@@ -278,27 +278,30 @@ class Pending:
     def take(self, *, idle: bool) -> list[list[list[PackedSample]]]:
         """Return rounds if samples wait for a full budget of every rank (idle: a quarter).
 
-        Those in which ranks are alike; the samples of the others wait for better company. Idle: all of them.
+        Of a full budget those in which ranks are alike; the samples of the others wait for better company. Idle: all, where there are none.
+        So what is taken follows from what waits, and a replay need not know whether the trainer was idle.
         """
         full = self._budget_tokens * self._ranks
         tokens = sum(map(_inputs, self._samples))
-        if idle:
-            return self.take_all() if tokens >= full // IDLE_SHARE else []
-        if tokens < full:
+        if tokens < (full // IDLE_SHARE if idle else full):
             return []
-        rounds = self.take_all()
-        even = [batches for batches in rounds if self._is_even(batches)]
-        self._samples = [s for batches in rounds if batches not in even for batch in batches for s in batch]
-        return even
+        rounds = self._packed()
+        taken = [batches for batches in rounds if tokens >= full and self._is_even(batches)] or (rounds if idle else [])
+        gone = {id(sample) for batches in taken for batch in batches for sample in batch}
+        self._samples = [sample for sample in self._samples if id(sample) not in gone]  # in the order that they came in
+        return taken
 
     def take_all(self) -> list[list[list[PackedSample]]]:
         """Return rounds with all samples that wait."""
-        samples, self._samples = self._samples, []
-        return pack(samples, budget_tokens=self.room_tokens, layout=self._layout, ranks=self._ranks)
+        rounds, self._samples = self._packed(), []
+        return rounds
+
+    def _packed(self) -> list[list[list[PackedSample]]]:
+        return pack(self._samples, budget_tokens=self.room_tokens, layout=self._layout, ranks=self._ranks)
 
     def _is_even(self, batches: Sequence[list[PackedSample]]) -> bool:
-        """Whether a round uses all ranks well: at least a quarter of a full budget, dealt alike."""
+        """Whether a round uses all ranks well: at least a quarter of what passes may have, dealt alike."""
         costs = list(map(self._layout.cost, batches))
         tokens = sum(sample.inputs for batch in batches for sample in batch)
-        full = self._budget_tokens * self._ranks
+        full = self.room_tokens * self._ranks
         return tokens >= full // IDLE_SHARE and 100 * sum(costs) >= EVEN_PERCENT * len(costs) * max(costs)

@@ -369,11 +369,11 @@ class RankWorker:
     def save(self, directory: str) -> "Future[FileHashes]":
         """Copy models, optimisers, random state; a thread writes the copies."""
         root, writes = Path(directory), {}
-        room_bytes = free_bytes(torch.device("cpu"), ranks=self._ranks_here)
         for path, model, optimiser in self._states(root):
             path.mkdir(exist_ok=True)
             file = shard_path(path, rank_of())
             name = str(file.relative_to(root))
+            room_bytes = free_bytes(torch.device("cpu"), ranks=self._ranks_here)  # less the copies before this one
             writes[name] = model_files.stage(
                 file, model=model, optimiser=optimiser.adamw, writer=self._writers[name], room_bytes=room_bytes
             )
