@@ -18,7 +18,7 @@ from streamrl_workers.trainer.engines.engine import RetryError
 from support.copied_checkpoints import FIELD, STEPS, URL, copies, store, write
 from support.held_runs import Hold
 from support.jobs import simulated_job, write_prompts
-from support.runs import LocalRun
+from support.runs import LocalRun, wait_for
 from support.s3_server import Kill, S3Server, s3_server
 
 TESTS = Path(__file__).parent.parent
@@ -117,13 +117,16 @@ def test_a_run_whose_disk_lost_its_checkpoints_goes_on_from_the_copies(server: S
     (tmp_path / "prompts.jsonl").unlink()
     run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
     run.wait_steps(5)
+    copies = ObjectFolder.at(URL, field=FIELD).child("run").child("checkpoints")
+    wait_for(lambda: "step-00000004" in copies.folders(), what="the copy, which is made beside the steps")
     run.kill_all(["scheduler", "trainer-0", "generator-sim-0", "generator-sim-1"])
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     (tmp_path / "run" / FILE_WEIGHTS_OWNER).unlink()
     hold.let_go()
     run.resume()
     assert run.wait_end() == 0, run.logs()
-    assert f"fetched {URL}/run/checkpoints/step-00000004" in run.logs()
+    trainer = (run.folder / "logs" / "trainer-0.log").read_text()
+    assert f"fetched {URL}/run/checkpoints/step-00000004" in trainer
     run.assert_exact()
     copied = ObjectFolder.at(URL, field=FIELD).child("run")
     assert copied.folders() == ["checkpoints", "model"]
