@@ -22,6 +22,7 @@ START_S = 180.0
 """Maximum time until the container runs: the node may have to pull the image and attach the volume."""
 _POLL_S = 1.0
 _KEPT = (
+    "runtimeClassName",
     "serviceAccountName",
     "automountServiceAccountToken",
     "enableServiceLinks",

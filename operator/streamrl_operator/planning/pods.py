@@ -219,7 +219,9 @@ def _node(pod: Object) -> WaitingReason | None:
             reason=reason, message=f"pod {name(pod)} has no node: {scheduled.get('message') or reason}"
         )
     if status(pod).get("phase") == "Failed":
-        reported = status(pod).get("message") or status(pod).get("reason") or "no reason is given"
+        ends = ((container.get("state") or {}).get("terminated") for container in containers(pod))
+        exits = next((f"its container {exit_text(end)}" for end in ends if end), "no reason is given")
+        reported = status(pod).get("message") or status(pod).get("reason") or exits
         return WaitingReason(reason="PodFailed", message=f"pod {name(pod)} has failed: {reported}")
     return None
 
