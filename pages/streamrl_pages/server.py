@@ -40,6 +40,8 @@ _CONNECTIONS_OF_A_PEER = 16
 """Kubelet, Prometheus and the operator open one at a time; some may share an address."""
 _HEADER_BYTES = 8 * 1024
 """A scraper's request has some hundred bytes."""
+_TURNS_OF_AN_ACCEPT = 3
+"""Of asyncio's loop: from a socket's accept to `connection_made` it needs a task, a call, and ours after it."""
 _CLOSE = ("connection", "close")
 _NOT_KEPT = ("cache-control", "no-store")
 
@@ -109,11 +111,17 @@ class PageServer:
         """Stop serving; connections that are still open are broken off."""
         if self._server is None:
             return
+        # Nobody more is accepted before the server is closed: asyncio would leave the socket open of a peer whom it has just accepted.
+        for socket in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(socket.fileno())
+        await _turns(_TURNS_OF_AN_ACCEPT)
         self._server.close()
         for connection in (*self._open, *self._held):
             connection.transport.abort()
         await asyncio.gather(*self._state.tasks, return_exceptions=True)
         await self._server.wait_closed()
+        # The broken connections close their sockets; Python 3.11's `wait_closed` does not wait for that.
+        await _turns(1)
         self._server = None
 
     def _connection(self) -> "_Connection":
@@ -184,6 +192,11 @@ class _Connection(H11Protocol):
         """Nothing where the request is whole and only its body is wrong: the answer is on its way, and a second would be an error."""
         if self.cycle is None:
             super().send_400_response(msg)
+
+
+async def _turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 def _endpoint(page: Endpoint) -> Callable[[Request], Any]:

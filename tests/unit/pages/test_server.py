@@ -1,6 +1,8 @@
 """The pages' server over real sockets: methods, paths, what is refused, and what ends a connection."""
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -177,6 +179,21 @@ async def test_connections_end_with_the_server() -> None:
         for reader, writer in readers:
             assert len(await end_of(reader)) < LARGE
             writer.transport.abort()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_was_just_made_ends_with_the_server(turns: int) -> None:
+    """It may be accepted and not yet known to the server; none is left when `close` returns."""
+    server = EndpointServer({})
+    port = await server.start(host=HOST, port=0)
+    peer = socket.create_connection((HOST, port), DEADLINE_S)
+    with peer:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await server.close()
+        peer.setblocking(False)
+        with contextlib.suppress(ConnectionError):
+            assert peer.recv(1) == b""
 
 
 async def test_a_port_in_use_is_the_users_error(port: int) -> None:
