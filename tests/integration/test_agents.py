@@ -109,7 +109,7 @@ TWO = {"scaling": {"static": {"replicas": 2}}}
     [
         pytest.param(FAIR + ONE, {}, [], marks=pytest.mark.soak),
         pytest.param(FAIR + MANY, {"sessionsPerProgram": 24}, [], marks=pytest.mark.soak),
-        (BRANCHING + MANY, {"sessionsPerProgram": 24}, []),
+        pytest.param(BRANCHING + MANY, {"sessionsPerProgram": 24}, [], marks=pytest.mark.soak),
         (FAIR + MANY, {"pool": TWO, "sessions": 8, "sessionsPerProgram": 8}, [*AGENT_LINKS]),
     ],
     ids=["one", "many", "branching", "apart"],

@@ -155,7 +155,7 @@ def differing(kind: str, tokenizer: PreTrainedTokenizerFast, *, seed: int, **opt
     ]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(other, marks=pytest.mark.soak) for other in (1, 2))])
 @pytest.mark.parametrize(
     ("kind", "dtype"), [("qwen2", torch.float32), ("llama", torch.float32), ("qwen3", torch.bfloat16)]
 )

@@ -135,6 +135,7 @@ async def test_what_is_wrong_with_a_task_is_told_of_that_task(
     assert caught.value.field == field
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_killed_at_random_the_shares_are_exact_and_each_task_has_its_own_reward(tmp_path: Path) -> None:
     run_and_kill(tmp_path, seed=5, kills=KILLS)

@@ -76,10 +76,11 @@ def check_published(team: RankTeam, gathered: Mapping[str, torch.Tensor]) -> Non
         ),
         ("grpo", {"lora": {"rank": 4}, "algorithm": KL}, {"activationCheckpointing": True}),
         ("ppo", {"sherl": {"lateLayers": 1, "width": 4}, "algorithm": KL}, {"activationCheckpointing": True}),
-        (
+        pytest.param(
             "archer",
             {**SMALL, "algorithm": {"epochs": 2, "miniBatches": 2, "critic": {"targetRate": 0.5}, **KL}},
             {"activationCheckpointing": True},
+            marks=pytest.mark.soak,
         ),
     ],
     ids=["grpo", "ppo", "lora", "sherl", "archer"],

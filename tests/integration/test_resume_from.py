@@ -87,6 +87,7 @@ def test_a_run_that_has_all_steps_is_refused_with_both_ways_on(ended: LocalRun, 
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.soak
 def test_the_weights_alone_are_trained_for_all_steps(tmp_path: Path) -> None:
     """With an adapter: what is taken is base and adapter as one model."""
     old = LocalRun.start(small(tmp_path, "spec.trainer.lora={}"), folder=tmp_path / "old", base_dir=tmp_path)

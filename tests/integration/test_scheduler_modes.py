@@ -64,7 +64,11 @@ def part_s(run: LocalRun, part: str, *, process: str) -> float:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("mode", "staleness", "seed"),
-    [("Colocated", 0, 1), pytest.param("Batch", 0, 2, marks=pytest.mark.soak), ("Batch", 1, 3)],
+    [
+        pytest.param("Colocated", 0, 1, marks=pytest.mark.soak),
+        pytest.param("Batch", 0, 2, marks=pytest.mark.soak),
+        ("Batch", 1, 3),
+    ],
     ids=str,
 )
 def test_whole_batches_survive_kills(mode: str, staleness: int, seed: int, tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ def test_kills_change_no_weight(undisturbed: LocalRun, tmp_path: Path) -> None:
     assert replayed.returncode == 0, replayed
 
 
+@pytest.mark.soak
 def test_only_rows_with_the_reward_are_trained_and_the_next_run_begins_with_the_model(tmp_path: Path) -> None:
     write_rows(tmp_path)
     job = supervised_job(rewardField="reward", minReward=1.0)
