@@ -100,8 +100,7 @@ def test_rules_cover_what_the_operator_applies(objects: Callable[..., Objects]) 
                 allowed.setdefault((group, resource), set()).update(rule["verbs"])
     for kind in kinds.APPLIED:
         group = kind.api_version.rpartition("/")[0]
-        followed = set() if kind in kinds.POD_GROUPS.values() else {"list", "watch"}
-        assert allowed.pop((group, kind.plural)) == APPLY - {"list", "watch"} | followed, kind
+        assert allowed.pop((group, kind.plural)) == APPLY, kind
     assert allowed == {
         ("streamrl.io", "rljobs"): {"list", "watch", "patch", "delete"},
         ("streamrl.io", "rljobdefaults"): {"get"},

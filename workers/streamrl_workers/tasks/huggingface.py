@@ -186,7 +186,7 @@ def _written(loading: Mapping[str, Any], *, split: str, column: str, rows: int) 
         column: name of the column.
         rows: rows of the split.
     """
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
     from datasets import load_dataset_builder
 
     files = (load_dataset_builder(**loading).config.data_files or {}).get(split, [])
