@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from streamrl import keys
 from streamrl.errors import UserError, UserErrors
-from streamrl.spec import RLJob
+from streamrl.spec import RLJob, parse_job
 from streamrl_cli import console
 from streamrl_cli.jobfile import base_dir_of, load_job
 from streamrl_cli.local import run_problems
@@ -246,18 +246,21 @@ class Run:
         raise RunFailedError(said, exit_code=console.EXIT_INTERRUPTED if code is None else code)
 
 
-def load(file: str | Path, **settings: object) -> Job:
-    """Read the one job of a file.
+def load(source: str | Path | Mapping[str, Any], *, base_dir: str | Path = ".", **settings: object) -> Job:
+    """Read a job.
 
     Args:
-        file: YAML or JSON, as for `streamrl run`.
-        settings: fields that replace the file's, by path: `load("job.yaml", **{"spec.pipeline.steps": 10})`.
+        source: a file with one job, YAML or JSON, as for `streamrl run`; or the job itself, as such a file holds it.
+        base_dir: where relative paths and the user's modules begin, of a job that is no file.
+        settings: fields that replace a file's, by path: `load("job.yaml", **{"spec.pipeline.steps": 10})`.
 
     Raises:
         UserErrors: what is wrong, with file and line.
     """
+    if isinstance(source, Mapping):
+        return Job(parse_job(dict(source)), base_dir=Path(base_dir))
     overrides = [f"{path}={json.dumps(value)}" for path, value in settings.items()]
-    return Job(load_job(Path(file), overrides=overrides), base_dir=base_dir_of(Path(file)))
+    return Job(load_job(Path(source), overrides=overrides), base_dir=base_dir_of(Path(source)))
 
 
 def open_run(folder: str | Path) -> Run:

@@ -83,6 +83,6 @@ def test_mistakes_are_the_errors_of_the_command(tmp_path: Path) -> None:
         streamrl.load(job_file(tmp_path), **{"spec.pipeline.steps": 0})
     document = simulated_job(dataset="absent.jsonl")
     with pytest.raises(UserErrors, match=r"absent.jsonl"):
-        streamrl.Job(streamrl.RLJob.model_validate(document), base_dir=tmp_path)
+        streamrl.load(document, base_dir=tmp_path)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = streamrl.nothing
