@@ -20,15 +20,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.manifest import at_one_place
+from streamrl_workers.weights.hashing import at_one_place
 from streamrl_workers.weights.source import (
     BusyTime,
+    NotYetError,
     Piece,
     SliceSource,
     Source,
     SourceBrokenError,
     SourceRefusedError,
-    SourceWaitingError,
     WantedSlice,
 )
 
@@ -161,10 +161,10 @@ class Address(SliceSource):
     async def fill(self, wanted: WantedSlice) -> bool:
         """Fetch what has not arrived, in pieces at once; a server that waits raises at the end."""
 
-        async def one(piece: Piece) -> SourceWaitingError | None:
+        async def one(piece: Piece) -> NotYetError | None:
             try:
                 await self.fetch(piece, holder)
-            except SourceWaitingError as waiting:
+            except NotYetError as waiting:
                 return waiting
             wanted.missing.remove(piece)
             return None
@@ -195,7 +195,7 @@ class Address(SliceSource):
         while True:
             try:
                 manifest = await first.manifest(version)
-            except SourceWaitingError as waiting:
+            except NotYetError as waiting:
                 self.mark = waiting.mark
             else:
                 return _Server(manifest, first, open_one=partial(self._open, where, holder=holder))

@@ -37,10 +37,10 @@ from streamrl_workers.weights.http_server import (
 )
 from streamrl_workers.weights.source import (
     NotKeptError,
+    NotYetError,
     Piece,
     SourceBrokenError,
     SourceRefusedError,
-    SourceWaitingError,
     until_ended,
 )
 from streamrl_workers.weights.store import WeightStore
@@ -182,7 +182,7 @@ class HttpSource:
         if 400 <= response.status < 500:  # noqa: PLR2004
             raise SourceRefusedError(f"{response.status}: {reason}")
         if response.status == 503 and _MARK.fullmatch(mark):  # noqa: PLR2004
-            raise SourceWaitingError(int(mark))
+            raise NotYetError(int(mark))
         raise SourceBrokenError(f"{response.status}: {reason}")
 
     def _received(self, size: int) -> bytes:

@@ -134,6 +134,10 @@ class HttpWeightServer:
         """host:port."""
         threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), name="weights-server", daemon=True).start()
 
+    def manifest(self, version: pb.VersionName, *, kept: ExitStack) -> pb.Manifest | None:
+        """Return the manifest of a version, which stays kept until `kept` ends; None: it is not kept."""
+        return kept.enter_context(self.store.pulling(version))
+
     def size_bytes(self, content_hash: bytes) -> int | None:
         """Return the size of a content; None: it is not kept. Raises NotYetError."""
         data = self.store.content(content_hash)
@@ -354,7 +358,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_manifest(self, version: pb.VersionName) -> None:
         service = self.server.service
         self._kept.close()
-        manifest = self._kept.enter_context(service.store.pulling(version))
+        manifest = service.manifest(version, kept=self._kept)
         if manifest is None:
             kept = ", ".join(f"({v.attempt}, {v.step})" for v in service.store.versions()) or "none"
             text = f"version ({version.attempt}, {version.step}) is not kept; kept: {kept}"

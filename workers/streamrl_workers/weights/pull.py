@@ -31,14 +31,20 @@ from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.weights.address import Address, Arrived, BadSourceError, Connect, Route, WeightsError, run_all
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.deltas import DeltaChains
-from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, reserved, size_bytes
-from streamrl_workers.weights.manifest import ManifestError, check_manifest
+from streamrl_workers.weights.hashing import (
+    ManifestError,
+    TensorBytes,
+    bytes_hash,
+    check_manifest,
+    reserved,
+    size_bytes,
+)
 from streamrl_workers.weights.source import (
     NotKeptError,
+    NotYetError,
     SliceSource,
     SourceBrokenError,
     SourceRefusedError,
-    SourceWaitingError,
     WantedSlice,
     in_thread,
 )
@@ -335,7 +341,7 @@ class _Pull:
             wanted = missing.popleft()
             try:
                 await self._have(wanted)
-            except SourceWaitingError as waiting:
+            except NotYetError as waiting:
                 self._address.mark = waiting.mark
                 missing.append(wanted)
 

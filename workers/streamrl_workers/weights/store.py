@@ -32,11 +32,13 @@ from streamrl_workers.weights.hashing import (
     SliceBytes,
     TensorBytes,
     as_slices,
+    at_one_place,
+    contents,
     element_bytes,
+    join_parts,
     row_bytes,
     slice_entry,
 )
-from streamrl_workers.weights.manifest import at_one_place, contents, join_parts
 from streamrl_workers.weights.source import NotYetError
 
 NEWEST_KEPT = 2

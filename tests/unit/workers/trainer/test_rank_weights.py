@@ -22,10 +22,9 @@ from streamrl_workers.trainer.rank_weights import RankParts, RankWeights
 from streamrl_workers.trainer.settings import TrainerSettings
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.folder import FolderSource
-from streamrl_workers.weights.hashing import SliceBytes, bytes_hash
+from streamrl_workers.weights.hashing import SliceBytes, bytes_hash, check_manifest
 from streamrl_workers.weights.http_client import PassingWeightServer
 from streamrl_workers.weights.http_server import CLUSTER_HEADER, content_path, versions_path
-from streamrl_workers.weights.manifest import check_manifest
 from streamrl_workers.weights.store import WeightStore
 from support.certificates import Authority, mount
 from support.folder_weights import TIMEOUT_S, FolderTrainer
