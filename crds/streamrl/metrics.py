@@ -414,7 +414,11 @@ TRAINER_RANK = MetricTable(
     specs=dict(
         (
             *_WALL,
-            _counter("weights_served_bytes", "Bytes of weights that were sent to generators.", unit="bytes"),
+            _counter(
+                "weights_served_bytes",
+                "Bytes of weights that this rank holds and that were sent to generators, also through rank 0.",
+                unit="bytes",
+            ),
             _counter("weights_delta_made_bytes", "Bytes of deltas between versions that were made.", unit="bytes"),
             _counter(
                 "weights_delta_seconds",

@@ -1,7 +1,9 @@
 """The engine `vllm` on small models, against transformers' own forward."""
 
+import multiprocessing
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from streamrl_workers.generator.engines import engine_kind
 from streamrl_workers.generator.engines.base import Delta, Engine, EngineOptions
 from support.metric_pages import families
 from support.vllm_models import logprobs, make, published, save
+from support.vllm_process import end
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -21,6 +24,7 @@ SHARE = "vllm:kv_cache_usage_perc"
 LOAD = 32
 UPDATES = 20
 CLOSE = 1e-4
+DEADLINE_S = 300.0
 BYTES_PER_TOKEN = 2 * 2 * 32 * 4
 """Keys and values of two layers, one head of 32 float32 each."""
 
@@ -120,3 +124,12 @@ def sample(lease: int) -> pb.SampleRequest:
         seed=lease,
         sampling=pb.Sampling(temperature=1.0, top_p=1.0, max_tokens=100),
     )
+
+
+def test_a_process_of_vllm_ends_without_a_search_for_garbage(tmp_path: Path) -> None:
+    """It would take longer than vLLM waits before it kills the process."""
+    process = multiprocessing.get_context("spawn").Process(target=end, args=(tmp_path / "frozen",))
+    process.start()
+    process.join(DEADLINE_S)
+    assert process.exitcode == 0
+    assert int((tmp_path / "frozen").read_text()) > 0

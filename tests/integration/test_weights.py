@@ -207,7 +207,7 @@ async def test_what_was_being_verified_when_the_connection_broke_is_verified_aga
     ],
 )
 async def test_a_peer_that_hashes_otherwise_is_refused_by_the_algorithms_name(kind, ours, text, monkeypatch):
-    monkeypatch.setattr("streamrl_workers.weights.manifest.HASH_ALGORITHM", ours)
+    monkeypatch.setattr("streamrl_workers.weights.hashing.HASH_ALGORITHM", ours)
     monkeypatch.setattr("streamrl_workers.weights.http_server.HASH_ALGORITHM", ours)
     with weight_server(kind) as (address, _, _), pytest.raises(WeightsError, match=text + "; run one release"):
         await pulled(address)

@@ -15,9 +15,8 @@ import torch
 
 from streamrl import keys
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.hashing import TensorBytes, bytes_hash
+from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, check_manifest
 from streamrl_workers.weights.http_server import content_path, versions_path
-from streamrl_workers.weights.manifest import check_manifest
 from support.ports import free_port
 from support.trainer_groups import trainer_spec
 

@@ -30,7 +30,7 @@ from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.hashing import SliceBytes
 from streamrl_workers.weights.http_client import HttpSource
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.source import NotYetError, SourceBrokenError, SourceRefusedError, SourceWaitingError
+from streamrl_workers.weights.source import NotYetError, SourceBrokenError, SourceRefusedError
 from streamrl_workers.weights.store import WeightStore
 from streamrl_workers.weights.transports import TRANSPORTS
 
@@ -199,7 +199,7 @@ class RankParts:
                 while True:
                     try:
                         return await self._asked_once(version, address=address)
-                    except SourceWaitingError:
+                    except NotYetError:
                         reason = "it is still making it"
                     except SourceBrokenError as error:
                         reason = str(error)

@@ -12,6 +12,7 @@ Invariants:
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,15 +20,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.manifest import at_one_place
+from streamrl_workers.weights.hashing import at_one_place
 from streamrl_workers.weights.source import (
     BusyTime,
+    NotYetError,
     Piece,
     SliceSource,
     Source,
     SourceBrokenError,
     SourceRefusedError,
-    SourceWaitingError,
     WantedSlice,
 )
 
@@ -102,12 +103,21 @@ class Address(SliceSource):
         self._arrived = arrived
         self._dials_ranks = dials_ranks
         self._target = route.target
-        self._opened: list[Source] = []
+        self._opened: defaultdict[int, list[Source]] = defaultdict(list)  # by holder
         self._manifest = pb.Manifest()
         self._holders: dict[tuple[str, int], int] = {}  # by tensor and first row
         self._servers: dict[int, _Server] = {}  # by holder
         self.mark = 0
         """Changes when bytes come to the server at the address, which waits for them itself."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the version is pulled from another address by now."""
+        return self._target is not self._route.target
+
+    def streams(self, servers: int) -> int:
+        """Return how many streams each of some servers has."""
+        return max(1, min(_STREAMS, _MOST_STREAMS // servers))
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -116,17 +126,14 @@ class Address(SliceSource):
         try:
             yield
         finally:
-            self._servers = {}
-            for source in self._opened:
-                self._route.sources.discard(source)
-                await source.close()
-            self._opened = []
+            for holder in list(self._opened):
+                await self._close(holder)
 
     async def manifest(self) -> pb.Manifest:
         """Return the version's manifest, as it must be read from here. It was not checked."""
         with self._route.times.manifest.running():
             target = self._target
-            self._servers = {0: await self._open_server(target, target.version)}
+            self._servers[0] = await self._open_server(target, target.version, holder=0)
         manifest = self._servers[0].manifest
         self._manifest = at_one_place(manifest) if target.peer or not self._dials_ranks else manifest
         self._holders = {
@@ -134,20 +141,15 @@ class Address(SliceSource):
         }
         return self._manifest
 
-    async def reach(self, holders: set[int]) -> int:
-        """Open streams to the servers that hold something, after the manifest was checked. Returns how many each has."""
-        version = pb.VersionName(attempt=self._target.version.attempt, step=self._target.version.step)
-
-        async def open_one(holder: int) -> None:
+    async def reach(self, holder: int, *, streams: int) -> None:
+        """Open streams to a server that holds something, instead of those of before; after the manifest was checked."""
+        if holder:
+            await self._close(holder)
+            version = pb.VersionName(attempt=self._target.version.attempt, step=self._target.version.step)
             rank = pb.WeightsAvailable(version=version, address=self._manifest.holders[holder - 1])
-            self._servers[holder] = await self._open_server(rank, version)
-
-        with self._route.times.manifest.running():
-            await run_all(*(open_one(holder) for holder in holders - {0}))
-        each = max(1, min(_STREAMS, _MOST_STREAMS // len(self._servers)))
-        for holder in holders:
-            self._servers[holder].widen(each)
-        return each
+            with self._route.times.manifest.running():
+                self._servers[holder] = await self._open_server(rank, version, holder=holder)
+        self._servers[holder].widen(streams)
 
     def holder(self, wanted: WantedSlice) -> int:
         """Return which server has a slice. Raises SourceRefusedError: none does, since a source before has cut the tensor elsewhere."""
@@ -159,10 +161,10 @@ class Address(SliceSource):
     async def fill(self, wanted: WantedSlice) -> bool:
         """Fetch what has not arrived, in pieces at once; a server that waits raises at the end."""
 
-        async def one(piece: Piece) -> SourceWaitingError | None:
+        async def one(piece: Piece) -> NotYetError | None:
             try:
                 await self.fetch(piece, holder)
-            except SourceWaitingError as waiting:
+            except NotYetError as waiting:
                 return waiting
             wanted.missing.remove(piece)
             return None
@@ -188,23 +190,29 @@ class Address(SliceSource):
         with self._route.times.fetch.running():
             await self._servers[holder].fetch(piece, arrived=partial(self._arrived, self._target))
 
-    async def _open_server(self, where: pb.WeightsAvailable, version: pb.VersionName) -> "_Server":
-        first = await self._open(where)
+    async def _open_server(self, where: pb.WeightsAvailable, version: pb.VersionName, *, holder: int) -> "_Server":
+        first = await self._open(where, holder=holder)
         while True:
             try:
                 manifest = await first.manifest(version)
-            except SourceWaitingError as waiting:
+            except NotYetError as waiting:
                 self.mark = waiting.mark
             else:
-                return _Server(manifest, first, open_one=partial(self._open, where))
+                return _Server(manifest, first, open_one=partial(self._open, where, holder=holder))
 
-    async def _open(self, where: pb.WeightsAvailable) -> Source:
+    async def _open(self, where: pb.WeightsAvailable, *, holder: int) -> Source:
         source = await self._connect(where)
-        self._opened.append(source)
+        self._opened[holder].append(source)
         self._route.sources.add(source)
-        if self._target is not self._route.target:
+        if self.is_left:
             source.abort()
         return source
+
+    async def _close(self, holder: int) -> None:
+        self._servers.pop(holder, None)
+        for source in self._opened.pop(holder, ()):
+            self._route.sources.discard(source)
+            await source.close()
 
 
 class _Server:

@@ -19,8 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl_workers.weights.hashing import bytes_hash, reserved
-from streamrl_workers.weights.manifest import usable_deltas
+from streamrl_workers.weights.hashing import bytes_hash, reserved, usable_deltas
 from streamrl_workers.weights.source import BusyTime, Piece, SliceSource, SourceRefusedError, WantedSlice, in_thread
 
 _MOST_SHARE = 0.75

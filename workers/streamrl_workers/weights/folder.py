@@ -38,8 +38,7 @@ from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.stream.object_store import ObjectFolder, StoreUnavailableError
 from streamrl_workers.weights.disk_folder import PARTIAL, DiskFolder
-from streamrl_workers.weights.hashing import version_text
-from streamrl_workers.weights.manifest import at_one_place, contents
+from streamrl_workers.weights.hashing import at_one_place, contents, version_text
 from streamrl_workers.weights.source import NotKeptError, Piece, ServedStore, SourceBrokenError, SourceRefusedError
 
 FIELD = "spec.weights.folder.url"

@@ -1,12 +1,16 @@
-"""One connection to a server of weights over HTTP (`http_server.py`): a `Source`.
+"""Connections to servers of weights over HTTP (`http_server.py`): a puller's, which is a `Source`; and rank 0's to other ranks, of which it passes slices on.
 
 Connecting is the event loop's; handshake, requests and bytes are a thread's, which blocks and fills the final memory. A call that is cancelled
 shuts the connection down, so its thread ends, and waits for that: no thread writes into memory that somebody else has by then.
+
+Rank 0 passes on what other ranks hold to those who reach rank 0 alone: generators in another cluster. One piece is in memory meanwhile, and
+nothing is kept. Whatever is wrong with the holder ends the pieces early; whoever asked for them finds out by their number, and by their hash.
 
 Owns requests, and what answers mean. Does not own what is asked for, or whether it is asked again (`pull.py`), or what it hashes to.
 """
 
 import asyncio
+import logging
 import re
 import socket
 import ssl
@@ -23,15 +27,23 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_pages.http_fetch import BoundedReader, OversizeError
 from streamrl_workers.stream.auth import Role, identity_in
 from streamrl_workers.stream.tls import Tls, peer_names
-from streamrl_workers.weights.http_server import CLUSTER_HEADER, MARK_HEADER, content_path, keep_alive, versions_path
+from streamrl_workers.weights.http_server import (
+    CLUSTER_HEADER,
+    MARK_HEADER,
+    HttpWeightServer,
+    content_path,
+    keep_alive,
+    versions_path,
+)
 from streamrl_workers.weights.source import (
     NotKeptError,
+    NotYetError,
     Piece,
     SourceBrokenError,
     SourceRefusedError,
-    SourceWaitingError,
     until_ended,
 )
+from streamrl_workers.weights.store import WeightStore
 
 _CONNECT_TIMEOUT_S = 5.0
 """Of one attempt, the handshake not included."""
@@ -49,6 +61,7 @@ _HEAD_BYTES = 2**13
 """Maximum size of an answer's head, and of a refusal's text: read byte by byte, it takes tens of milliseconds."""
 
 _T = TypeVar("_T")
+_log = logging.getLogger("streamrl.weights")
 
 
 class HttpSource:
@@ -61,12 +74,8 @@ class HttpSource:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights")
         connection.settimeout(_STALL_TIMEOUT_S)
         keep_alive(connection)
-        if tls is not None:
-            connection = tls.ssl_context(server=False).wrap_socket(
-                connection, server_hostname=tls.server_name, do_handshake_on_connect=False
-            )
-        self._socket = connection
-        self._http = _Http(address, connection)
+        self._socket = connection if tls is None else _secured(connection, tls=tls)
+        self._http = _Http(address, self._socket)
 
     @classmethod
     async def connect(cls, address: str, *, tls: Tls | None, token: str, role: Role, cluster: str = "") -> "HttpSource":
@@ -122,10 +131,7 @@ class HttpSource:
     # ---- in the thread
 
     def _begin(self, role: Role) -> None:
-        if self._tls is not None:
-            assert isinstance(self._socket, ssl.SSLSocket)
-            self._socket.do_handshake()
-            _check_role(self._socket, role=role, tls=self._tls)
+        _check_role(self._socket, role=role, tls=self._tls)
 
     def _manifest(self, version: pb.VersionName) -> pb.Manifest:
         with self._answer(versions_path(version), headers={}) as response:
@@ -176,7 +182,7 @@ class HttpSource:
         if 400 <= response.status < 500:  # noqa: PLR2004
             raise SourceRefusedError(f"{response.status}: {reason}")
         if response.status == 503 and _MARK.fullmatch(mark):  # noqa: PLR2004
-            raise SourceWaitingError(int(mark))
+            raise NotYetError(int(mark))
         raise SourceBrokenError(f"{response.status}: {reason}")
 
     def _received(self, size: int) -> bytes:
@@ -216,6 +222,62 @@ class _Http(HTTPConnection):
         self.sock = connection
 
 
+class PassingWeightServer(HttpWeightServer):
+    """Rank 0's server."""
+
+    def __init__(
+        self,
+        store: WeightStore,
+        *,
+        token: str,
+        tls: Tls | None,
+        **options: Any,  # noqa: ANN401 - of `HttpWeightServer`
+    ) -> None:
+        self._elsewhere = store.elsewhere
+        self._token = token
+        self._tls = tls
+        super().__init__(store, token=token, tls=tls, **options)
+
+    def size_bytes(self, content_hash: bytes) -> int | None:
+        """Return the size of a content, also of one that another rank holds."""
+        own, found = super().size_bytes(content_hash), self._elsewhere(content_hash)
+        return found[1] if own is None and found is not None else own
+
+    def content(self, content_hash: bytes, *, begin: int, end: int) -> Iterator[memoryview]:
+        """Yield bytes of a content, also of one that another rank holds."""
+        for piece in super().content(content_hash, begin=begin, end=end):
+            yield piece
+            begin += len(piece)
+        found = self._elsewhere(content_hash)
+        if begin == end or found is None:
+            return
+        buffer = memoryview(bytearray(min(self.slice_bytes, end - begin)))
+        try:
+            with self._asked(found[0], content_hash, begin=begin, end=end) as holder:
+                while begin < end and (count := holder.recv_into(buffer[: end - begin])):
+                    yield buffer[:count]
+                    begin += count
+        except (OSError, HTTPException, OversizeError, ValueError) as error:
+            _log.warning("the rank at %s gave no slice to pass on: %s", found[0], error or type(error).__name__)
+
+    @contextmanager
+    def _asked(self, address: str, content_hash: bytes, *, begin: int, end: int) -> Iterator[socket.socket]:
+        """Give a connection to a holder, on which the bytes follow."""
+        host, _, port = address.rpartition(":")
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_STALL_TIMEOUT_S) as plain:
+            connection = plain if self._tls is None else _secured(plain, tls=self._tls)
+            with connection:
+                _check_role(connection, role="trainer", tls=self._tls)
+                http = _Http(address, connection)
+                headers = {"Range": f"bytes={begin}-{end - 1}", "Authorization": f"Bearer {self._token}"}
+                http.request("GET", content_path(content_hash), headers=headers)
+                with http.getresponse() as answer:
+                    if answer.status != 206:  # noqa: PLR2004
+                        raise ConnectionError(f"it answered {answer.status}")
+                    connection.settimeout(_STALL_TIMEOUT_S)
+                    yield connection
+
+
 async def _connected(address: str) -> socket.socket:
     """By the event loop, which can be told to stop."""
     host, _, port = address.rpartition(":")
@@ -248,7 +310,18 @@ async def _first_of(host: str, port: str) -> socket.socket:
     raise error
 
 
-def _check_role(connection: ssl.SSLSocket, *, role: Role, tls: Tls) -> None:
+def _secured(connection: socket.socket, *, tls: Tls) -> ssl.SSLSocket:
+    return tls.ssl_context(server=False).wrap_socket(
+        connection, server_hostname=tls.server_name, do_handshake_on_connect=False
+    )
+
+
+def _check_role(connection: socket.socket, *, role: Role, tls: Tls | None) -> None:
+    """Shake hands, where there are certificates. Raises OSError unless the other side has `role` in this job."""
+    if tls is None:
+        return
+    assert isinstance(connection, ssl.SSLSocket)
+    connection.do_handshake()
     peer, me = identity_in(peer_names(connection)), tls.identity
     if peer is None or (peer.namespace, peer.job, peer.role) != (me.namespace, me.job, role):
         raise ConnectionError(

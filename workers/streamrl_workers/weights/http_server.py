@@ -120,7 +120,7 @@ class HttpWeightServer:
         """
         self.store = store
         self.served_bytes = 0
-        """Of tensors, since it began."""
+        """Of slices and deltas of the store, since it began. What is passed on is counted by its holder alone."""
         self._lock = threading.Lock()
         self._remote_bytes_per_s = remote_bytes_per_s
         self._uplink = None if uplink_bytes_per_s is None else LinkCap(uplink_bytes_per_s)
@@ -135,27 +135,22 @@ class HttpWeightServer:
         threading.Thread(target=self._server.serve_forever, args=(_LOOK_S,), name="weights-server", daemon=True).start()
 
     def manifest(self, version: pb.VersionName, *, kept: ExitStack) -> pb.Manifest | None:
-        """Of a version, which stays kept until `kept` ends; None: it is not kept."""
+        """Return the manifest of a version, which stays kept until `kept` ends; None: it is not kept."""
         return kept.enter_context(self.store.pulling(version))
-
-    def content(self, content_hash: bytes, *, begin: int, end: int) -> Iterator[memoryview]:
-        """Yield the bytes of a hash in pieces; they end early when it is not kept any more."""
-        for piece in self.pieces(content_hash, begin=begin, end=end):
-            yield piece
-            with self._lock:
-                self.served_bytes += len(piece)
 
     def size_bytes(self, content_hash: bytes) -> int | None:
         """Return the size of a content; None: it is not kept. Raises NotYetError."""
         data = self.store.content(content_hash)
         return None if data is None else len(data)
 
-    def pieces(self, content_hash: bytes, *, begin: int, end: int) -> Iterator[memoryview]:
-        """Yield bytes of a content; each piece is read before the next one is asked for."""
+    def content(self, content_hash: bytes, *, begin: int, end: int) -> Iterator[memoryview]:
+        """Yield the bytes of a hash in pieces, each read before the next one is asked for; they end early when it is not kept any more."""
         while begin < end and (data := self.store.content(content_hash)) is not None:
             piece = data[begin : min(end, begin + self.slice_bytes)]
             yield piece
             begin += len(piece)
+            with self._lock:
+                self.served_bytes += len(piece)
 
     def links(self, cluster: str) -> Sequence[LinkCap]:
         """The bounded links on the way to a cluster; none to our own, ""."""

@@ -31,14 +31,20 @@ from streamrl_workers.stream.channel import Backoff
 from streamrl_workers.weights.address import Address, Arrived, BadSourceError, Connect, Route, WeightsError, run_all
 from streamrl_workers.weights.cache import WeightCache
 from streamrl_workers.weights.deltas import DeltaChains
-from streamrl_workers.weights.hashing import TensorBytes, bytes_hash, reserved, size_bytes
-from streamrl_workers.weights.manifest import ManifestError, check_manifest
+from streamrl_workers.weights.hashing import (
+    ManifestError,
+    TensorBytes,
+    bytes_hash,
+    check_manifest,
+    reserved,
+    size_bytes,
+)
 from streamrl_workers.weights.source import (
     NotKeptError,
+    NotYetError,
     SliceSource,
     SourceBrokenError,
     SourceRefusedError,
-    SourceWaitingError,
     WantedSlice,
     in_thread,
 )
@@ -261,15 +267,29 @@ class _Pull:
         self._deltas.follow(manifest)
         if self._slices is None:
             self._slices = self._laid_out(manifest)
-        missing: defaultdict[int, deque[WantedSlice]] = defaultdict(deque)
+        missing: defaultdict[int, list[WantedSlice]] = defaultdict(list)
         for one in self._slices:
             if not one.is_verified:
                 missing[self._address.holder(one)].append(one)
-        each = await self._address.reach(set(missing))
-        if self._nearby.cache is not None and self._nearby.relay is None:  # a relay takes slices in the order of all
-            for slices in missing.values():
-                self._nearby.cache.shuffle(slices)
-        await run_all(*(self._bring(slices) for slices in missing.values() for _ in range(min(each, len(slices)))))
+        streams = self._address.streams(len({0, *missing}))
+        await run_all(*(self._bring_from(holder, slices, streams=streams) for holder, slices in missing.items()))
+
+    async def _bring_from(self, holder: int, slices: list[WantedSlice], *, streams: int) -> None:
+        """Bring the slices of one server. Another rank that breaks is asked again by itself: the others' slices do not wait for it."""
+        backoff = Backoff()
+        while missing := deque(one for one in slices if not one.is_verified):
+            if (
+                self._nearby.cache is not None and self._nearby.relay is None
+            ):  # a relay takes slices in the order of all
+                self._nearby.cache.shuffle(missing)
+            try:
+                await self._address.reach(holder, streams=streams)
+                await run_all(*(self._bring(missing) for _ in range(min(streams, len(missing)))))
+            except SourceBrokenError as error:
+                if not holder or self._address.is_left:
+                    raise
+                self._last_break = str(error)
+                await backoff.pause()
 
     def _laid_out(self, manifest: pb.Manifest) -> list[WantedSlice]:
         """Lay the tensors out in memory, but those that are held; return the slices that are missing."""
@@ -321,7 +341,7 @@ class _Pull:
             wanted = missing.popleft()
             try:
                 await self._have(wanted)
-            except SourceWaitingError as waiting:
+            except NotYetError as waiting:
                 self._address.mark = waiting.mark
                 missing.append(wanted)
 

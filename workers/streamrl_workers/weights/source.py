@@ -22,12 +22,12 @@ class SourceRefusedError(Exception):
     """It does not give what was asked for, and would not the next time."""
 
 
-class SourceWaitingError(Exception):
-    """It will have it, and has it not yet: the connection goes on."""
+class NotYetError(Exception):
+    """It will have it, and has it not yet. Raised by a store, and again by the source that asks its server: the connection continues."""
 
     def __init__(self, mark: int) -> None:
-        """`mark`: another number than before where something has come to it meanwhile."""
-        super().__init__(f"it waits itself, at {mark} bytes")
+        """`mark`: another number than before if something has come to it meanwhile."""
+        super().__init__("it is still on its way")
         self.mark = mark
 
 
@@ -141,15 +141,6 @@ async def until_ended(work: "asyncio.Future[Any]") -> None:
     work.exception()  # retrieved, so that it is not logged where the caller does not ask for it
     if cancelled is not None:
         raise cancelled
-
-
-class NotYetError(Exception):
-    """A store's word for what it will have later."""
-
-    def __init__(self, mark: int) -> None:
-        """`mark`: as in `SourceWaitingError`."""
-        super().__init__("it is still on its way")
-        self.mark = mark
 
 
 class ServedStore(Protocol):

@@ -2,7 +2,9 @@
 
     WeightStore    rank 0         publish        (attempt, step, hash)   the manifest of the whole version, which names the ranks that hold the rest
                    other ranks    publish_part   (attempt, step, "")     the manifest of what this rank holds
-    RelayStore     of a generator: a slice as soon as it is verified; who asks for one that is still on its way waits in his connection's thread
+    RelayStore     of a generator: a slice as soon as it is verified
+
+Whoever asks for a part or a slice that is on its way waits in the thread of its connection.
 
 With a `DeltaStore` each version's manifest names the deltas that lead to it; they are content like the slices. They are made before the version
 can be pulled, from the bytes that are kept of the version before.
@@ -22,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TypeVar
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights.deltas import DeltaStore, KeptSlice, SliceKey
@@ -31,11 +32,13 @@ from streamrl_workers.weights.hashing import (
     SliceBytes,
     TensorBytes,
     as_slices,
+    at_one_place,
+    contents,
     element_bytes,
+    join_parts,
     row_bytes,
     slice_entry,
 )
-from streamrl_workers.weights.manifest import at_one_place, contents, join_parts
 from streamrl_workers.weights.source import NotYetError
 
 NEWEST_KEPT = 2
@@ -43,34 +46,102 @@ NEWEST_KEPT = 2
 PULLED_KEPT = 2
 """Older ones that are kept while pulled. Bounds memory: one more, and the puller of the oldest is told that it is gone."""
 
-_RELAY_WAIT_S = 3.0
-"""Maximum wait for what is on its way to a relay. Then the asker is told how far it is, so that it does not take the relay for dead."""
+_WAIT_S = 3.0
+"""Maximum wait for what is on its way. Then the asker learns how far it is, so that it does not take this process for dead."""
 _RELAY_PULLED_KEPT = 1
 """Maximum number of older versions in a relay, while they are pulled."""
 
-_T = TypeVar("_T")
-_Key = tuple[int, int, bytes]
 
-
-@dataclass(slots=True, kw_only=True)
-class _KeptVersion:
-    manifest: pb.Manifest
-    given: dict[SliceKey, memoryview]  # of those that were read-only: the others may have changed since
-    slices: dict[SliceKey, KeptSlice]
-    contents: dict[bytes, memoryview]  # by hash
-    elsewhere: dict[bytes, tuple[str, int]] = field(default_factory=dict)  # address of the holder, and bytes, by hash
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Version:
+    name: pb.VersionName = field(default_factory=pb.VersionName)
+    manifest: pb.Manifest | None = None  # None: on its way
+    contents: dict[bytes, memoryview | None] = field(default_factory=dict)  # by hash; None: on its way
     pulls: int = 0
+    mark: Callable[[], int] = lambda: 0  # rises with each byte on its way
+    given: dict[SliceKey, memoryview] = field(
+        default_factory=dict
+    )  # those that were read-only: others may have changed since
+    slices: dict[SliceKey, KeptSlice] = field(default_factory=dict)
+    elsewhere: dict[bytes, tuple[str, int]] = field(default_factory=dict)  # address of the holder, and bytes, by hash
 
 
-class WeightStore:
-    """The versions that can be pulled."""
+class VersionStore:
+    """The kept versions, as a server gives them: a `ServedStore`."""
+
+    def __init__(self, *, newest_kept: int, pulled_kept: int) -> None:
+        """`pulled_kept`: maximum number of older versions, while they are pulled."""
+        self._newest_kept = newest_kept
+        self._pulled_kept = pulled_kept
+        self._changed = threading.Condition()
+        self._kept: list[_Version] = []  # oldest first
+
+    def versions(self) -> list[pb.VersionName]:
+        """Return the names of the versions that are kept or on their way, oldest first."""
+        with self._changed:
+            return [kept.name for kept in self._kept]
+
+    @contextmanager
+    def pulling(self, version: pb.VersionName) -> Iterator[pb.Manifest | None]:
+        """Give the manifest, or None if the version is not kept; while inside, it is not dropped for being old.
+
+        Raises:
+            NotYetError: it is not there in time.
+        """
+        with self._changed:
+            self._wait(lambda: not self._is_coming(version))
+            kept = self._find(version)
+            if kept is not None:
+                kept.pulls += 1
+        try:
+            yield None if kept is None else kept.manifest
+        finally:
+            with self._changed:
+                if kept is not None:
+                    kept.pulls -= 1
+                self._evict()
+
+    def content(self, content_hash: bytes) -> memoryview | None:
+        """Return the bytes of this hash; None: no kept version has them. Raises as `pulling`."""
+
+        def found() -> list[memoryview | None]:
+            return [kept.contents[content_hash] for kept in self._kept if content_hash in kept.contents]
+
+        with self._changed:
+            self._wait(lambda: not (places := found()) or any(one is not None for one in places))
+            return next((one for one in found() if one is not None), None)
+
+    def _is_coming(self, version: pb.VersionName) -> bool:
+        kept = self._find(version)
+        return kept is not None and kept.manifest is None
+
+    def _wait(self, is_there: Callable[[], bool]) -> None:
+        if not self._changed.wait_for(is_there, _WAIT_S):
+            raise NotYetError(self._kept[-1].mark() if self._kept else 0)
+
+    def _find(self, version: pb.VersionName) -> _Version | None:
+        return next((kept for kept in self._kept if kept.name == version), None)
+
+    def _add(self, version: _Version) -> None:
+        """Keep a version as the newest one, also if it was kept before."""
+        self._kept = [*(kept for kept in self._kept if kept.name != version.name), version]
+        self._evict()
+
+    def _evict(self) -> None:
+        older = max(0, len(self._kept) - self._newest_kept)
+        pulled = [kept for kept in self._kept[:older] if kept.pulls]
+        self._kept = pulled[-self._pulled_kept :] + self._kept[older:]
+        self._changed.notify_all()
+
+
+class WeightStore(VersionStore):
+    """The versions that a rank of the trainer has published."""
 
     def __init__(self, *, newest_kept: int = NEWEST_KEPT, deltas: DeltaStore | None = None) -> None:
         """`deltas`: gets those between consecutive versions; None: there are none."""
-        self._newest_kept = newest_kept
+        super().__init__(newest_kept=newest_kept, pulled_kept=PULLED_KEPT)
         self._deltas = deltas
-        self._lock = threading.Lock()
-        self._kept: dict[_Key, _KeptVersion] = {}
+        self._coming: pb.VersionName | None = None
         self.published = 0
         """Versions, since the process began."""
 
@@ -95,70 +166,42 @@ class WeightStore:
         Raises:
             ManifestError: slices and parts together are not each tensor once.
         """
-        kept = self._owned(attempt=attempt, step=step, slices=(*as_slices(tensors), *slices))
-        kept.manifest = join_parts(kept.manifest, parts())
+        part, kept = self._owned(attempt=attempt, step=step, slices=(*as_slices(tensors), *slices))
+        whole = join_parts(part, parts())
         kept.elsewhere = {
-            content_hash: (kept.manifest.holders[holder - 1], size_bytes)
-            for content_hash, size_bytes, holder in contents(kept.manifest)
+            content_hash: (whole.holders[holder - 1], size_bytes)
+            for content_hash, size_bytes, holder in contents(whole)
             if holder
         }
-        self._keep(kept)
-        return kept.manifest.version
+        self._publish(kept, manifest=whole)
+        return kept.name
 
     def publish_part(self, *, attempt: int, step: int, slices: Iterable[SliceBytes]) -> pb.VersionName:
         """Keep what this rank holds of version (attempt, step), for rank 0 and for generators to ask for; its name has no hash."""
-        kept = self._owned(attempt=attempt, step=step, slices=slices)
-        self._keep(kept)
-        return kept.manifest.version
-
-    def versions(self) -> list[pb.VersionName]:
-        """Names of the kept versions, oldest first."""
-        with self._lock:
-            return [kept.manifest.version for kept in self._kept.values()]
+        part, kept = self._owned(attempt=attempt, step=step, slices=slices)
+        self._publish(kept, manifest=part)
+        return kept.name
 
     def content(self, content_hash: bytes) -> memoryview | None:
-        """The bytes of this hash; None when no version is kept that has them."""
-        with self._lock:
-            for kept in self._kept.values():
-                if content_hash in kept.contents:
-                    return kept.contents[content_hash]
-        return None if self._deltas is None else self._deltas.content(content_hash)
+        """Return the bytes of this hash, of a slice or a delta; None: no kept version has them."""
+        found = super().content(content_hash)
+        return self._deltas.content(content_hash) if found is None and self._deltas is not None else found
 
     def elsewhere(self, content_hash: bytes) -> tuple[str, int] | None:
         """Return the address of another rank that holds the bytes of this hash, and their number; None: no kept version has them there."""
-        with self._lock:
-            for kept in self._kept.values():
-                if content_hash in kept.elsewhere:
-                    return kept.elsewhere[content_hash]
-        return None
+        with self._changed:
+            return next((kept.elsewhere[content_hash] for kept in self._kept if content_hash in kept.elsewhere), None)
 
     def retain(self, is_needed: Callable[[pb.VersionName], bool]) -> list[pb.VersionName]:
         """Drop the versions that are not needed, before another one is copied; return the names of those that stay. Pulled ones do."""
-        with self._lock:
-            for key, kept in list(self._kept.items()):
-                if not kept.pulls and not is_needed(kept.manifest.version):
-                    del self._kept[key]
-            return [kept.manifest.version for kept in self._kept.values()]
+        with self._changed:
+            self._kept = [kept for kept in self._kept if kept.pulls or is_needed(kept.name)]
+            return self.versions()
 
-    @contextmanager
-    def pulling(self, version: pb.VersionName) -> Iterator[pb.Manifest | None]:
-        """The manifest, or None when the version is not kept; while inside, it is not dropped for being old."""
-        with self._lock:
-            kept = self._kept.get(_key(version))
-            if kept:
-                kept.pulls += 1
-        try:
-            yield kept.manifest if kept else None
-        finally:
-            with self._lock:
-                if kept:
-                    kept.pulls -= 1
-                self._evict()
-
-    def _owned(self, *, attempt: int, step: int, slices: Iterable[SliceBytes]) -> _KeptVersion:
-        """Return what is kept of these slices: this rank's part, with the deltas to it."""
-        with self._lock:
-            before = next(reversed(self._kept.values()), None)
+    def _owned(self, *, attempt: int, step: int, slices: Iterable[SliceBytes]) -> tuple[pb.Manifest, _Version]:
+        """Return this rank's part, with the deltas to it, and what is kept of these slices."""
+        with self._changed:
+            before = self._kept[-1] if self._kept else None
         given = {(one.name, one.first_row): one for one in slices}
         owned = {key: _owned(one, before=before) for key, one in sorted(given.items())}
         part = pb.Manifest(version=pb.VersionName(attempt=attempt, step=step), hash_algorithm=HASH_ALGORITHM)
@@ -168,33 +211,20 @@ class WeightStore:
             part.tensors[-1].slices.append(kept.entry)
         if self._deltas is not None and before is not None:
             part.deltas.extend(self._deltas.make(before.slices, owned))
-        return _KeptVersion(
-            manifest=part,
+        return part, _Version(
             given={key: one.data for key, one in given.items() if one.data.readonly},
             slices=owned,
             contents={one.entry.hash: one.data for one in owned.values()},
         )
 
-    def _keep(self, kept: _KeptVersion) -> None:
-        key = _key(kept.manifest.version)
-        with self._lock:
-            self._kept.pop(key, None)  # published again: it is the newest now
-            self._kept[key] = kept
-            self._evict()
+    def _publish(self, kept: _Version, *, manifest: pb.Manifest) -> None:
+        kept.name, kept.manifest = manifest.version, manifest
+        with self._changed:
+            self._add(kept)
             self.published += 1
 
-    def _evict(self) -> None:
-        """Drop old versions; oldest first in `_kept`."""
-        for key in list(self._kept)[: -self._newest_kept]:
-            if len(self._kept) > self._newest_kept + PULLED_KEPT or not self._kept[key].pulls:
-                del self._kept[key]
 
-
-def _key(version: pb.VersionName) -> _Key:
-    return version.attempt, version.step, version.hash
-
-
-def _owned(given: SliceBytes, *, before: _KeptVersion | None) -> KeptSlice:
+def _owned(given: SliceBytes, *, before: _Version | None) -> KeptSlice:
     key = given.name, given.first_row
     if before is not None and before.given.get(key) is given.data:
         return before.slices[key]
@@ -210,31 +240,16 @@ def _frozen(data: memoryview) -> memoryview:
     return memoryview(data.tobytes())
 
 
-@dataclass(slots=True, kw_only=True)
-class _PassedVersion:
-    version: pb.VersionName
-    mark: Callable[[], int]
-    manifest: pb.Manifest | None = None
-    contents: dict[bytes, memoryview | None] = field(default_factory=dict)
-    """By hash; None: on its way."""
-    pulls: int = 0
-
-
-class RelayStore:
-    """What `WeightStore` is to a trainer."""
+class RelayStore(VersionStore):
+    """The versions that a generator pulls, and passes on meanwhile."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._kept: list[_PassedVersion] = []  # oldest first
-
-    # ---- the pull's
+        super().__init__(newest_kept=1, pulled_kept=_RELAY_PULLED_KEPT)
 
     def begin(self, version: pb.VersionName, *, mark: Callable[[], int]) -> None:
-        """It is on its way; `mark` rises with each byte."""
+        """Note that a version is on its way; `mark` rises with each byte."""
         with self._changed:
-            self._kept = [kept for kept in self._kept if kept.version != version]
-            self._kept.append(_PassedVersion(version=version, mark=mark))
-            self._evict()
+            self._add(_Version(name=version, mark=mark))
 
     def described(self, manifest: pb.Manifest) -> None:
         """Give what the version that began last has: all of it from here. Deltas are the trainer's to give, slices are near."""
@@ -248,68 +263,13 @@ class RelayStore:
             self._changed.notify_all()
 
     def have(self, content_hash: bytes, data: memoryview) -> None:
-        """Verified bytes of it."""
+        """Give verified bytes of that version."""
         with self._changed:
             self._kept[-1].contents[content_hash] = data.toreadonly()
             self._changed.notify_all()
 
     def failed(self) -> None:
-        """It will not come."""
+        """Forget the version that began last: it will not come."""
         with self._changed:
             self._kept.pop()
             self._changed.notify_all()
-
-    # ---- the server's
-
-    def versions(self) -> list[pb.VersionName]:
-        """Names of those that are kept or on their way, oldest first."""
-        with self._changed:
-            return [kept.version for kept in self._kept]
-
-    @contextmanager
-    def pulling(self, version: pb.VersionName) -> Iterator[pb.Manifest | None]:
-        """The manifest, or None when the version is not kept; while inside, it is not dropped for being old.
-
-        Raises:
-            NotYetError: it is not there in time.
-        """
-        with self._changed:
-            kept = self._find(version)
-            if kept is not None:
-                kept.pulls += 1
-        try:
-            yield None if kept is None else self._awaited(lambda: kept.manifest, still=lambda: kept in self._kept)
-        finally:
-            with self._changed:
-                if kept is not None:
-                    kept.pulls -= 1
-                self._evict()
-
-    def content(self, content_hash: bytes) -> memoryview | None:
-        """The bytes of this hash; None when no version has them. Raises as `pulling`."""
-        with self._changed:
-            if not self._has(content_hash):
-                return None
-        return self._awaited(lambda: self._content(content_hash), still=lambda: self._has(content_hash))
-
-    def _awaited(self, look: Callable[[], _T | None], *, still: Callable[[], bool]) -> _T | None:
-        with self._changed:
-            self._changed.wait_for(lambda: look() is not None or not still(), _RELAY_WAIT_S)
-            found = look()
-            if found is None and still():
-                raise NotYetError(self._kept[-1].mark())
-            return found
-
-    def _find(self, version: pb.VersionName) -> _PassedVersion | None:
-        return next((kept for kept in self._kept if kept.version == version), None)
-
-    def _has(self, content_hash: bytes) -> bool:
-        return any(content_hash in kept.contents for kept in self._kept)
-
-    def _content(self, content_hash: bytes) -> memoryview | None:
-        return next((kept.contents[content_hash] for kept in self._kept if kept.contents.get(content_hash)), None)
-
-    def _evict(self) -> None:
-        older = [kept for kept in self._kept[:-1] if kept.pulls]
-        self._kept = older[-_RELAY_PULLED_KEPT:] + self._kept[-1:]
-        self._changed.notify_all()

@@ -11,9 +11,8 @@ from streamrl.spec.training import FolderWeights, HttpWeights
 from streamrl_workers.stream.object_store import ObjectFolder
 from streamrl_workers.stream.tls import Tls
 from streamrl_workers.weights.folder import FolderPartWriter, FolderSource, FolderWeightServer, run_identity
-from streamrl_workers.weights.http_client import HttpSource
+from streamrl_workers.weights.http_client import HttpSource, PassingWeightServer
 from streamrl_workers.weights.http_server import HttpWeightServer
-from streamrl_workers.weights.pass_on import PassingWeightServer
 from streamrl_workers.weights.source import ServedStore, Source
 from streamrl_workers.weights.store import WeightStore
 

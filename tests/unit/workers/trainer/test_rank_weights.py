@@ -22,10 +22,9 @@ from streamrl_workers.trainer.rank_weights import RankParts, RankWeights
 from streamrl_workers.trainer.settings import TrainerSettings
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.folder import FolderSource
-from streamrl_workers.weights.hashing import SliceBytes, bytes_hash
+from streamrl_workers.weights.hashing import SliceBytes, bytes_hash, check_manifest
+from streamrl_workers.weights.http_client import PassingWeightServer
 from streamrl_workers.weights.http_server import CLUSTER_HEADER, content_path, versions_path
-from streamrl_workers.weights.manifest import check_manifest
-from streamrl_workers.weights.pass_on import PassingWeightServer
 from streamrl_workers.weights.store import WeightStore
 from support.certificates import Authority, mount
 from support.folder_weights import TIMEOUT_S, FolderTrainer
@@ -135,8 +134,9 @@ def test_rank_0_joins_and_passes_on_what_another_rank_holds(
             assert [bytes_hash(memoryview(data)) for data in (own, theirs)] == [one.hash for one in entry.slices]
             part = get(server.address, content_path(entry.slices[1].hash), Range="bytes=150000-299999")
             assert part == theirs[150_000:]
-            served = other.server  # a piece is counted after it was sent
-            wait_for(lambda: server.served_bytes == served.served_bytes + len(own), what="the last piece to be counted")
+            served = [server, other.server]  # what is passed on is counted once; a piece is counted after it was sent
+            counts = [len(own), len(theirs) + len(part)]
+            wait_for(lambda: [one.served_bytes for one in served] == counts, what=f"{counts} bytes to be counted")
             assert len(store.versions()) == 2, "the announced one, and the one before"
             with pytest.raises(HTTPError, match="404"):
                 get(server.address, content_path(bytes(32)))

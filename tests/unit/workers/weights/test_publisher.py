@@ -8,15 +8,16 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.weights import hashing
 from streamrl_workers.weights.deltas import DeltaStore
 from streamrl_workers.weights.hashing import (
+    ManifestError,
     SliceBytes,
     TensorBytes,
     bytes_hash,
+    check_manifest,
     describe,
     manifest_hash,
     size_bytes,
     tensors_hash,
 )
-from streamrl_workers.weights.manifest import ManifestError, check_manifest
 from streamrl_workers.weights.store import WeightStore
 
 

@@ -169,6 +169,22 @@ async def test_other_boundaries_are_another_version(ranks: Ranks) -> None:
         restarted.close()
 
 
+async def test_a_rank_that_is_not_reached_holds_up_no_slice_of_another(ranks: Ranks) -> None:
+    target = ranks.publish(1)
+    absent, arrived_bytes = ranks.servers[1], 0
+    await asyncio.to_thread(absent.close)
+
+    def arrived(size: int) -> None:
+        nonlocal arrived_bytes
+        arrived_bytes += size
+
+    pulling = asyncio.create_task(pulled(target, arrived=arrived))
+    await asyncio.to_thread(wait_for, lambda: arrived_bytes == 2 * SHARE + 1, what="the slices of the other ranks")
+    ranks.servers[1] = Server(ranks.stores[1], port=int(absent.address.rpartition(":")[2]))
+    await pulling
+    assert ranks.asked_bytes() == [SHARE + 1, SHARE, SHARE]
+
+
 async def test_a_rank_that_dies_is_asked_for_what_it_has_not_sent(ranks: Ranks) -> None:
     target = ranks.publish(1)
     dying, store = ranks.servers[1], ranks.stores[1]

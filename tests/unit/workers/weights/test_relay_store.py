@@ -35,7 +35,7 @@ def had(store: RelayStore, step: int) -> pb.Manifest:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_RELAY_WAIT_S", 0.0)
+    monkeypatch.setattr(store_module, "_WAIT_S", 0.0)
 
 
 def test_a_tensor_is_given_when_it_is_verified() -> None:

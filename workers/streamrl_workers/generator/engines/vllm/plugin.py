@@ -3,7 +3,9 @@
 Registers the weight engine by name, ties the process to the generator that started it, and tells it of the first error. Imports nothing heavy: vLLM's processes import it first.
 """
 
+import atexit
 import ctypes
+import gc
 import json
 import logging
 import multiprocessing
@@ -37,6 +39,9 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(WEIGHT_ENGINE, module, "FileWeightEngine")
     if multiprocessing.parent_process() is not None:  # else it is the generator itself
         _end_with_parent()
+        # vLLM unfreezes its heap at the end. To search it for garbage as the interpreter ends takes longer than vLLM gives a process.
+        atexit.unregister(gc.freeze)
+        atexit.register(gc.freeze)
         log, file = logging.getLogger("vllm"), os.environ.get(ENV_FAULT_FILE)
         if file and not any(isinstance(handler, FirstFault) for handler in log.handlers):
             log.addHandler(FirstFault(Path(file)))
