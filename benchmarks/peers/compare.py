@@ -269,7 +269,9 @@ def cpu_by_process() -> Iterator[Mapping[str, float]]:
 
     def watch() -> None:
         while not over.wait(_LOOK_S):
-            seen.update(_descendants())
+            for pid, (name, cpu_s) in _descendants().items():
+                before, _ = seen.get(pid, ("", 0.0))
+                seen[pid] = name or before, cpu_s  # one that has ended, and was not waited for, has no command line
 
     thread = threading.Thread(target=watch, name="cpu-by-process")
     thread.start()
