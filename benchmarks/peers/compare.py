@@ -1,4 +1,4 @@
-"""StreamRL beside TRL's GRPOTrainer: samples a second, tokens a second, time to the same reward.
+"""StreamRL beside TRL's GRPOTrainer: samples a second, tokens a second, time to the same reward, processor time by process.
 
     python benchmarks/peers/compare.py [--tasks short skewed] [--repeats 2] [--ranks 2 --threads 1 ...]
 
@@ -9,6 +9,7 @@ that were found for it here (`--ranks`, `--threads`, `--micro-batch`, `--continu
 """
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -16,8 +17,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,8 @@ _SKIPPED_STEPS = 3
 """Steps that belong to the start: first allocations, the filling of the pipeline."""
 _WINDOW_STEPS = 5
 """A side has reached a reward when the mean of so many steps has."""
+_LOOK_S = 0.2
+"""Interval of looks at the processor time of processes, in seconds: what a process uses after its last look is not seen."""
 _TRL_MICRO_BATCH = {"short": 128, "skewed": 32}
 """Samples of one of TRL's passes; it pads all to the longest of the step."""
 _CONTINUOUS = {"page_size": 32, "num_blocks": 1024, "max_batch_tokens": 512, "max_requests_per_batch": 256}
@@ -52,6 +57,7 @@ class Result:
 
     steps: list[Step]
     cpu_s: float
+    process_cpu_s: Mapping[str, float]  # by name; as last seen before each ended
 
     def samples_per_s(self) -> float:
         """Over the steady part."""
@@ -148,7 +154,8 @@ def run_streamrl(task: Task, folder: Path, *, steps: int, overrides: Sequence[st
     if cache:  # the model that the other side gets, under the name that the job looks for
         (folder / "streamrl").mkdir()
         (folder / "streamrl" / "models").symlink_to(task.model.parent)
-    start(task.job, folder=run_dir, changes=changes, **cache)
+    with cpu_by_process() as processes:
+        start(task.job, folder=run_dir, changes=changes, **cache)
     lines = read_lines(run_dir / "metrics" / "steps.jsonl")
     steps_done = [
         Step(
@@ -159,7 +166,7 @@ def run_streamrl(task: Task, folder: Path, *, steps: int, overrides: Sequence[st
         )
         for line in lines
     ]
-    return Result(steps=steps_done, cpu_s=_children_cpu_s() - cpu_s)
+    return Result(steps=steps_done, cpu_s=_children_cpu_s() - cpu_s, process_cpu_s=processes)
 
 
 def run_trl(task: Task, folder: Path, *, steps: int, args: argparse.Namespace) -> Result:
@@ -190,12 +197,13 @@ def run_trl(task: Task, folder: Path, *, steps: int, args: argparse.Namespace) -
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": str(args.threads)}
     log = folder / "trl.log"
     cpu_s = _children_cpu_s()
-    with log.open("wb") as out:
+    with log.open("wb") as out, cpu_by_process() as processes:
         done = subprocess.run(command, check=False, stdout=out, stderr=out, env={**os.environ, **quiet})
     if done.returncode:
         sys.exit(f"TRL failed:\n{log.read_text(encoding='utf-8')[-4000:]}")
     ranks_lines = [read_lines(folder / f"trl.{rank}.jsonl") for rank in range(args.ranks)]
-    return Result(steps=[_merged(lines) for lines in zip(*ranks_lines, strict=True)], cpu_s=_children_cpu_s() - cpu_s)
+    steps_done = [_merged(lines) for lines in zip(*ranks_lines, strict=True)]
+    return Result(steps=steps_done, cpu_s=_children_cpu_s() - cpu_s, process_cpu_s=processes)
 
 
 def _merged(lines: Sequence[dict[str, Any]]) -> Step:
@@ -224,6 +232,11 @@ def _print_table(name: str, results: dict[str, list[Result]]) -> None:
             f"{statistics.median(cpu):.1f}",
         ]
         print(f"| {side} | {' | '.join(columns)} |")
+    print("\n| side | process | CPU s a 1,000 samples |\n|---|---|---|")
+    for side, runs in results.items():
+        for process in sorted({process for run in runs for process in run.process_cpu_s}):
+            used = [1000 * run.process_cpu_s.get(process, 0) / sum(step.samples for step in run.steps) for run in runs]
+            print(f"| {side} | {process} | {_spread(used, digits=2)} |")
     if {"streamrl", "trl"} <= results.keys():
         for title, rate in (("samples/s", Result.samples_per_s), ("tokens/s", Result.tokens_per_s)):
             ours, theirs = (statistics.median(map(rate, results[side])) for side in ("streamrl", "trl"))
@@ -243,8 +256,56 @@ def _common_reward(results: dict[str, list[Result]]) -> float:
     )
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):,.1f} ({min(values):,.1f} to {max(values):,.1f})"
+def _spread(values: Sequence[float], *, digits: int = 1) -> str:
+    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f} to {max(values):,.{digits}f})"
+
+
+@contextlib.contextmanager
+def cpu_by_process() -> Iterator[Mapping[str, float]]:
+    """Sum the processor time of this process's descendants by their names while the context lasts, as last seen before they ended."""
+    seen: dict[int, tuple[str, float]] = {}
+    totals: Counter[str] = Counter()
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_LOOK_S):
+            for pid, (name, cpu_s) in _descendants().items():
+                before, _ = seen.get(pid, ("", 0.0))
+                seen[pid] = name or before, cpu_s  # one that has ended, and was not waited for, has no command line
+
+    thread = threading.Thread(target=watch, name="cpu-by-process")
+    thread.start()
+    try:
+        yield totals
+    finally:
+        over.set()
+        thread.join()
+        for name, cpu_s in seen.values():
+            totals[name] += cpu_s
+
+
+def _descendants() -> dict[int, tuple[str, float]]:
+    """Return name and processor time of each process that this one or a descendant has started."""
+    parents, found = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            command = (folder / "cmdline").read_text(encoding="utf-8").split("\0")
+            parents[int(folder.name)] = int(fields[1])
+            found[int(folder.name)] = (
+                _process_name(command),
+                (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+            )
+    family = {os.getpid()}
+    while grown := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= grown
+    return {pid: found[pid] for pid in family - {os.getpid()}}
+
+
+def _process_name(command: Sequence[str]) -> str:
+    """Return the module, else the program, that a command line runs."""
+    module = command[command.index("-m") + 1] if "-m" in command[:-1] else Path(command[0]).name
+    return module.removeprefix("streamrl_workers.")
 
 
 def _children_cpu_s() -> float:
