@@ -126,6 +126,7 @@ def sample(lease: int) -> pb.SampleRequest:
     )
 
 
+@pytest.mark.soak
 def test_a_process_of_vllm_ends_without_a_search_for_garbage(tmp_path: Path) -> None:
     """It would take longer than vLLM waits before it kills the process."""
     process = multiprocessing.get_context("spawn").Process(target=end, args=(tmp_path / "frozen",))
