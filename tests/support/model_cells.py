@@ -328,8 +328,7 @@ def cell(family: str, column: str) -> dict[str, str]:
     """Measure a cell: `state` is right, refused or wrong."""
     with tempfile.TemporaryDirectory() as scratch:
         try:
-            text = COLUMNS[column](Folder.make(family, Path(scratch)), Path(scratch))
-            return {"state": "right", "text": text}
+            return {"state": "right", "text": COLUMNS[column](Folder.make(family, Path(scratch)), Path(scratch))}
         except WrongError as error:
             return {"state": "wrong", "text": str(error)}
         except UserError as error:

@@ -205,6 +205,13 @@ MORE_FAMILIES: dict[str, Family] = {
 
 ALL_FAMILIES = FAMILIES | MORE_FAMILIES
 
+TABLE_ORDER = (
+    *("qwen3", "gemma3", "mistral", "qwen3_5", "gpt_oss", "llama", "phi4", "phi3", "olmo3", "mistral_window", "qwen2"),
+    *("qwen3_moe", "gemma2", "llama4", "qwen3_next", "smollm3", "granite", "glm4", "lfm2", "nemotron_h", "qwen2_moe"),
+    *("mixtral", "deepseek_v3", "glm4_moe", "olmo2", "qwen3_5_moe", LONGROPE),
+)
+"""Rows of the table of models: what people train most comes first."""
+
 
 def tiny_config(family: str, **changes: Any) -> PreTrainedConfig:
     """The configuration of a family's model."""
