@@ -23,6 +23,7 @@ from streamrl_cli import console
 COMMANDS = {
     "run": "run a job on this machine",
     "validate": "check job files; every mistake is one line",
+    "models": "show what works with a family of models",
     "explain": "describe a field of the job file",
     "report": "write report.html of a run",
     "compare": "set runs side by side: reward against steps, tokens, time and cost",

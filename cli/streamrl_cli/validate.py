@@ -8,6 +8,7 @@ from streamrl.spec_warnings import spec_warnings
 from streamrl_cli import console
 from streamrl_cli.jobfile import check_file
 from streamrl_cli.local import local_problems
+from streamrl_cli.model_table import job_warnings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,4 +36,6 @@ def _validate(path: Path, *, local: bool) -> bool:
         names = ", ".join(job.metadata.name for job in jobs)
         console.out(f"{path}: OK ({names or 'no job'})")
         console.warn(*(f"{path}: {warning}" for job in jobs for warning in spec_warnings(job.spec)))
+        if local:
+            console.warn(*(f"{path}: {warning}" for job in jobs for warning in job_warnings(job, base_dir=path.parent)))
     return not mistakes

@@ -104,6 +104,16 @@ def test_a_row_of_documents_is_the_padded_rows_and_each_sample_alone(family: str
             torch.testing.assert_close(gradients[name] / scale, gradient / scale, **near)
 
 
+def test_an_export_leaves_the_trainer_as_it_was(tmp_path: Path) -> None:
+    """Each sample of a row still sees itself alone."""
+    save_tiny("qwen3", tmp_path)
+    spec = trainer_spec()
+    worker = RankWorker(build_models(spec, model_path=str(tmp_path), device=CPU), spec=spec)
+    before = worker.prepare(_samples(len(CHARS)))
+    worker.export(str(tmp_path / "export"))
+    assert worker.prepare(_samples(len(CHARS))) == before
+
+
 def test_models_that_carry_state_or_number_tokens_themselves_are_padded(tmp_path: Path) -> None:
     """A convolution sees the document before; Nemotron does not pass documents on; BART's decoder numbers the row."""
     sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
