@@ -22,6 +22,7 @@ import os
 import shutil
 import socket
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal
@@ -36,7 +37,9 @@ from torch.utils.checkpoint import checkpoint
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_LOCAL_RANK
+from streamrl_workers.trainer.engines.blocks import copies_of, part_of
 from streamrl_workers.trainer.engines.engine import RankEnvironment
+from streamrl_workers.trainer.engines.tensor_parallel import TENSOR, cut_model
 
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -57,6 +60,8 @@ def shard_first(
     """Shard in place, with the weights that rank 0 has; the others need none, and wait while it loads them. A collective."""
     group = dist.new_group(timeout=timedelta(seconds=START_S))
     whole = [tensor.detach() for tensor in _lasting(model)] if rank_of() == 0 else None
+    if TENSOR in (mesh.mesh_dim_names or ()):
+        cut_model(model, mesh=mesh[TENSOR])
     shard(model, mesh=mesh, compute=compute, reduce=reduce, offload=offload)
     for number, tensor in enumerate(_lasting(model)):
         part = local(tensor.detach())
@@ -64,7 +69,7 @@ def shard_first(
         given = given.to(part.device)
         dist.broadcast(given, src=0, group=group)
         if whole is None:
-            part.copy_(given.narrow(0, begin_row(tensor), len(part)) if isinstance(tensor, DTensor) else given)
+            part.copy_(part_of(given, tensor))
     dist.destroy_process_group(group)
 
 
@@ -84,7 +89,7 @@ def shard(
     for part in model.children():
         if isinstance(part, type(model)):
             shard(part, mesh=mesh, compute=compute, reduce=reduce, offload=offload)
-    settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
+    settings: dict[str, Any] = {"mesh": data_mesh(mesh), "reshard_after_forward": True}
     if compute is not None:
         settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
     if offload:
@@ -95,6 +100,12 @@ def shard(
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(enable=True)
+
+
+def data_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the part of a mesh over which samples differ: all dimensions but that of tensor groups."""
+    names = mesh.mesh_dim_names or ()
+    return mesh[tuple(name for name in names if name != TENSOR)] if TENSOR in names else mesh
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
@@ -109,23 +120,17 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def begin_row(tensor: torch.Tensor) -> int:
-    """First row of this rank's part in the whole tensor."""
-    if not isinstance(tensor, DTensor):
-        return 0
-    mesh = tensor.device_mesh
-    rows = -(-tensor.shape[0] // mesh.size())  # as torch.chunk cuts: the last ones may be short or empty
-    return min(tensor.shape[0], rows * mesh.get_local_rank())
-
-
 def global_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """2-norm over all parts of all ranks: a collective if the tensors are sharded. Equal on every rank."""
-    norm = torch.nn.utils.get_total_norm([local(tensor) for tensor in tensors])
+    """2-norm over all parts of all ranks, each counted once: a collective if the tensors are sharded. Equal on every rank."""
     if not any(isinstance(tensor, DTensor) for tensor in tensors):
-        return norm
-    square = norm.double().square()
+        return torch.nn.utils.get_total_norm(tensors)
+    by_copies: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        by_copies[copies_of(tensor)].append(local(tensor))
+    squares = [torch.nn.utils.get_total_norm(parts).double().square() / copies for copies, parts in by_copies.items()]
+    square = torch.stack(squares).sum()
     dist.all_reduce(square)
-    return square.sqrt().to(norm.dtype)
+    return square.sqrt().to(tensors[0].dtype)
 
 
 def rank_of() -> int:

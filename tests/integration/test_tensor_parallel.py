@@ -1,0 +1,90 @@
+"""Models that a tensor group of ranks shares (torch's tensor parallelism and FSDP2 over gloo), against one rank."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support import tensor_ranks
+from support.model_families import save_tiny
+
+pytestmark = pytest.mark.timeout(600)  # every process loads torch
+
+TESTS = Path(__file__).parents[1]
+EVEN = {"vocab_size": 48, "num_key_value_heads": 2}
+"""Sizes that two ranks divide."""
+CLIPPED = {"gradientClipNorm": 0.5, "learningRate": 1e-4}
+"""Small steps: AdamW divides gradients of rounding noise by their own size."""
+KL = {"referenceKl": {"coefficient": 0.1}}
+
+
+def _save(family: str, folder: Path, *, job: dict[str, Any] | None = None, **changes: Any) -> Path:
+    save_tiny(family, folder, **{**EVEN, **changes})
+    (folder / "trainer.json").write_text(json.dumps({**CLIPPED, **(job or {})}))
+    return folder
+
+
+def _run(folder: Path, models: list[Path], *, shard: int, tensor: int) -> dict[str, Any]:
+    """What rank 0 of a team writes of each model."""
+    environ = {**os.environ, "PYTHONPATH": str(TESTS), "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-W", "error", "-m", "support.tensor_ranks"]
+    folder.mkdir(exist_ok=True)
+    processes = [
+        subprocess.Popen([*command, str(rank), str(shard), str(tensor), str(folder), *map(str, models)], env=environ)
+        for rank in range(shard * tensor)
+    ]
+    assert {process.wait() for process in processes} == {0}
+    return {model.name: torch.load(folder / f"{model.name}.pt", weights_only=False) for model in models}
+
+
+def _check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for numbers, others in zip(found["numbers"], expected["numbers"], strict=True):
+        assert numbers.pop("losses") == pytest.approx(others["losses"], rel=1e-5, abs=1e-6)
+        assert numbers == pytest.approx({name: others[name] for name in numbers}, rel=1e-5)
+        assert others["gradient_norm"] > CLIPPED["gradientClipNorm"], "nothing was clipped"
+    assert found["gradients"].keys() == expected["gradients"].keys()
+    for name, gradient in expected["gradients"].items():
+        torch.testing.assert_close(
+            found["gradients"][name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max())
+        )
+    assert found["weights"].keys() == expected["weights"].keys()
+    for name, data in expected["weights"].items():
+        one, other = (torch.frombuffer(bytearray(each), dtype=torch.float32) for each in (found["weights"][name], data))
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def _check_published(found: dict[str, Any]) -> None:
+    """Each rank copies its own rows; together they are what is gathered, each byte once."""
+    parts = found["published"]
+    slices = sorted((key, data) for part in parts for key, data in part.items() if data)
+    for name, whole in found["weights"].items():
+        assert b"".join(data for (tensor, _), data in slices if tensor == name) == whole, name
+    total = sum(map(len, found["weights"].values()))
+    assert max(sum(map(len, part.values())) for part in parts) < 1.2 * total / len(parts) + 4096
+
+
+def test_two_ranks_of_a_tensor_group_equal_one(tmp_path: Path) -> None:
+    """Two micro-steps before each update: gradients of norms of queries and keys are parts on each rank, and are summed once."""
+    models = [
+        _save("llama", tmp_path / "llama"),
+        _save("qwen3", tmp_path / "tied", tie_word_embeddings=True),
+        _save("gemma3", tmp_path / "gemma3"),
+        _save("qwen3", tmp_path / "ppo", job={"rule": "ppo", "algorithm": KL, "activationCheckpointing": True}),
+        _save("qwen3_moe", tmp_path / "moe"),
+        _save("qwen3", tmp_path / "heads", num_key_value_heads=1),
+    ]
+    expected = {model.name: tensor_ranks.trained(model) for model in models[:4]}
+    found = _run(tmp_path / "two", models, shard=1, tensor=2)
+    field = "spec.trainer.parallelism.tensor"
+    assert found.pop("moe")["refused"].startswith(
+        f"{field}: must be 1 for models of the family qwen3_moe, whose plan has moe_tp"
+    )
+    assert found.pop("heads")["refused"].startswith(f"{field}: must divide the model's num_key_value_heads, 1, got 2; ")
+    for name, one in found.items():
+        _check_equal(one, expected[name])
+        _check_published(one)
