@@ -52,6 +52,10 @@ def _check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
         torch.testing.assert_close(
             found["gradients"][name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.abs().max())
         )
+    _check_weights(found, expected)
+
+
+def _check_weights(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["weights"].keys() == expected["weights"].keys()
     for name, data in expected["weights"].items():
         one, other = (torch.frombuffer(bytearray(each), dtype=torch.float32) for each in (found["weights"][name], data))
@@ -68,23 +72,51 @@ def _check_published(found: dict[str, Any]) -> None:
     assert max(sum(map(len, part.values())) for part in parts) < 1.2 * total / len(parts) + 4096
 
 
+PPO = {"rule": "ppo", "algorithm": KL, "activationCheckpointing": True}
+FIELD = "spec.trainer.parallelism.tensor"
+
+
 def test_two_ranks_of_a_tensor_group_equal_one(tmp_path: Path) -> None:
     """Two micro-steps before each update: gradients of norms of queries and keys are parts on each rank, and are summed once."""
-    models = [
-        _save("llama", tmp_path / "llama"),
-        _save("qwen3", tmp_path / "tied", tie_word_embeddings=True),
-        _save("gemma3", tmp_path / "gemma3"),
-        _save("qwen3", tmp_path / "ppo", job={"rule": "ppo", "algorithm": KL, "activationCheckpointing": True}),
-        _save("qwen3_moe", tmp_path / "moe"),
-        _save("qwen3", tmp_path / "heads", num_key_value_heads=1),
-    ]
-    expected = {model.name: tensor_ranks.trained(model) for model in models[:4]}
-    found = _run(tmp_path / "two", models, shard=1, tensor=2)
-    field = "spec.trainer.parallelism.tensor"
-    assert found.pop("moe")["refused"].startswith(
-        f"{field}: must be 1 for models of the family qwen3_moe, whose plan has moe_tp"
+    tied = _save("qwen3", tmp_path / "tied", tie_word_embeddings=True, job=PPO)
+    refused = [_save("qwen3_moe", tmp_path / "moe"), _save("qwen3", tmp_path / "heads", num_key_value_heads=1)]
+    found = _run(tmp_path / "two", [tied, *refused], shard=1, tensor=2)
+    _check_equal(found["tied"], tensor_ranks.trained(tied))
+    _check_published(found["tied"])
+    moe, heads = (found[model.name]["refused"] for model in refused)
+    assert moe.startswith(
+        f"{FIELD}: must be 1 for models of the family qwen3_moe, whose plan has moe_tp_experts, got 2; "
     )
-    assert found.pop("heads")["refused"].startswith(f"{field}: must divide the model's num_key_value_heads, 1, got 2; ")
-    for name, one in found.items():
-        _check_equal(one, expected[name])
-        _check_published(one)
+    assert heads.startswith(f"{FIELD}: must divide the model's num_key_value_heads, 1, got 2; ")
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("shard", [1, 2])
+def test_families_and_copies_are_cut_alike(tmp_path: Path, shard: int) -> None:
+    families = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "phi3", "olmo2"]
+    models = [_save(family, tmp_path / family) for family in families]
+    models.append(_save("qwen3", tmp_path / "ppo", job=PPO, tie_word_embeddings=True))
+    models.append(_save("qwen3", tmp_path / "archer", job={"rule": "archer"}))
+    models.append(_save("llama", tmp_path / "padded", job={"microBatchLayout": "Padded"}))
+    found = _run(tmp_path / "run", models, shard=shard, tensor=2)
+    for model in models:
+        _check_equal(found[model.name], tensor_ranks.trained(model))
+        _check_published(found[model.name])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_checkpoints_move_between_tensor_groups_and_shards(tmp_path: Path) -> None:
+    """Each layout resumes after two updates of the one before it, and its third equals one rank's."""
+    model = _save("qwen3", tmp_path / "ppo", job=PPO, tie_word_embeddings=True)
+    expected = tensor_ranks.trained(model)
+    before: Path | None = None
+    for name, shard, tensor in (("tensor", 1, 2), ("shards", 2, 1), ("both", 2, 2), ("back", 1, 2)):
+        folder = tmp_path / name
+        folder.mkdir()
+        if before is not None:
+            (before / "ppo-saved").rename(folder / "ppo-loaded")
+        (found,) = _run(folder, [model], shard=shard, tensor=tensor).values()
+        _check_weights(found, expected)
+        before = folder

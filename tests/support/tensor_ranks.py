@@ -1,7 +1,7 @@
 """One of several ranks that train models cut by tensor parallelism: `python -m support.tensor_ranks RANK SHARD TENSOR FOLDER MODEL..`.
 
 Of each model, a folder with the job's words in `trainer.json`, rank 0 writes what `trained` returns into FOLDER; each rank saves its part of
-a checkpoint after two updates, and loads one before the third where there is one.
+a checkpoint after two updates. Where FOLDER has one to be loaded the first two updates are left out.
 """
 
 import json
@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from streamrl.errors import UserError
 from streamrl_workers.trainer.engines import model_files
 from streamrl_workers.trainer.engines.packing import PackedSample, Update, pack_sample
-from streamrl_workers.trainer.engines.sharding import data_mesh, full
+from streamrl_workers.trainer.engines.sharding import full
 from streamrl_workers.trainer.engines.slices import copy_slices
 from streamrl_workers.trainer.engines.torch_engine import build_models
 from streamrl_workers.trainer.engines.worker import RankWorker
@@ -43,19 +43,20 @@ def micro_steps(update: int) -> list[list[PackedSample]]:
 def trained(
     model: Path, *, mesh: DeviceMesh | None = None, saved: Path | None = None, loaded: Path | None = None
 ) -> dict[str, Any]:
-    """What three updates of a model leave: numbers of each, sums of the first's gradients, weights; `loaded` is read before the last."""
+    """What three updates of a model leave: numbers of each, sums of the first's gradients, weights, slices."""
     spec = trainer_spec(**json.loads((model / "trainer.json").read_text()))
     worker = RankWorker(build_models(spec, model_path=str(model), device=CPU, mesh=mesh), spec=spec)
     numbers, gradients = [], {}
-    for update in range(UPDATES):
+    resumes = loaded is not None and loaded.is_dir()
+    if resumes:
+        worker.load(str(loaded))
+    for update in range(UPDATES - 1 if resumes else 0, UPDATES):
         worker.begin(None)
         if update == UPDATES - 1 and saved is not None:
             saved.mkdir(exist_ok=True)
             worker.save(str(saved)).result()
-        if update == UPDATES - 1 and loaded is not None and loaded.is_dir():
-            worker.load(str(loaded))
         for samples in micro_steps(update):
-            own = samples if mesh is None else samples[data_mesh(mesh).get_local_rank() :: data_mesh(mesh).size()]
+            own = samples if mesh is None else samples[mesh.get_local_rank("shard") :: mesh["shard"].size()]
             worker.accumulate(
                 [_prepared(sample, found) for sample, found in zip(own, worker.prepare(own), strict=True)]
             )
@@ -87,7 +88,7 @@ def main(rank: int, shard: int, tensor: int, folder: Path, models: list[Path]) -
     torch.set_num_threads(1)
     size = shard * tensor
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    mesh = init_device_mesh("cpu", (shard, tensor), mesh_dim_names=("shard", "tensor"))
+    mesh = init_device_mesh("cpu", (1, shard, tensor), mesh_dim_names=("replicate", "shard", "tensor"))
     for model in models:
         saved, loaded = folder / f"{model.name}-saved", folder / f"{model.name}-loaded"
         try:

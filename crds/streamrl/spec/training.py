@@ -330,6 +330,11 @@ class Trainer(SpecModel):
             "{self.parallelism.tensor} and {self.processes_per_node}",
         ),
         FieldRule(
+            "parallelism.tensor must be 1 (or absent) with lora, sherl, compile or cpuOffload",
+            "self.parallelism.tensor == 1 || (!has(self.lora) && !has(self.sherl) && !self.compile && !self.cpuOffload)",
+            "{self.parallelism.tensor}",
+        ),
+        FieldRule(
             "of lora and sherl only one can be there",
             "!has(self.lora) || !has(self.sherl)",
         ),

@@ -60,7 +60,7 @@ def shard_first(
     """Shard in place, with the weights that rank 0 has; the others need none, and wait while it loads them. A collective."""
     group = dist.new_group(timeout=timedelta(seconds=START_S))
     whole = [tensor.detach() for tensor in _lasting(model)] if rank_of() == 0 else None
-    if TENSOR in (mesh.mesh_dim_names or ()):
+    if mesh[TENSOR].size() > 1:
         cut_model(model, mesh=mesh[TENSOR])
     shard(model, mesh=mesh, compute=compute, reduce=reduce, offload=offload)
     for number, tensor in enumerate(_lasting(model)):
