@@ -61,7 +61,7 @@ def row_parts(tensor: DTensor) -> RowParts:
     return _parts(tensor, _row_placements(tensor), dim=0)
 
 
-def is_kept(tensor: torch.Tensor) -> bool:
+def is_first_copy(tensor: torch.Tensor) -> bool:
     """Return whether this rank's part counts: of ranks that hold the same one the first, of what is not cut rank 0's."""
     if not dist.is_initialized():
         return True

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from streamrl.files import sync
 from streamrl_workers.models.published import as_bytes
-from streamrl_workers.trainer.engines.blocks import Block, block_of, is_kept
+from streamrl_workers.trainer.engines.blocks import Block, block_of, is_first_copy
 from streamrl_workers.trainer.engines.engine import FileHash
 from streamrl_workers.trainer.engines.sharding import local
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, new_digest
@@ -68,10 +68,9 @@ class ShardWriter:
         tensors: Mapping[str, torch.Tensor],
         *,
         own: Mapping[str, torch.Tensor],
-        rank: int,
         room_bytes: int,
     ) -> Callable[[], FileHash]:
-        """Copy this rank's parts and its `own` tensors; rank 0 takes what is not sharded. The result writes the file and returns its hash.
+        """Copy this rank's parts and its `own` tensors; of ranks with the same part the first takes it. The result writes the file and returns its hash.
 
         room_bytes: free main memory, of which a copy takes half at most. Call it when the file before is written.
         Raises OSError: the disk is full, here or later.
@@ -80,7 +79,7 @@ class ShardWriter:
         places: dict[str, dict[str, Any]] = {}
         for name, tensor in tensors.items():
             part = local(tensor).detach()
-            if is_kept(tensor) and (part.numel() or not isinstance(tensor, DTensor)):
+            if is_first_copy(tensor) and (part.numel() or not isinstance(tensor, DTensor)):
                 row, column = block_of(tensor)
                 parts[name] = part
                 places[name] = {"shape": list(tensor.shape), "begin": row} | ({"column": column} if column else {})

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from streamrl_workers.trainer.engines.blocks import by_rows, is_kept, row_parts
+from streamrl_workers.trainer.engines.blocks import by_rows, is_first_copy, row_parts
 from streamrl_workers.trainer.engines.sharding import full, local, rank_of
 from streamrl_workers.weights.hashing import SliceBytes, reserved
 
@@ -78,7 +78,7 @@ def _parts(planned: Iterable[tuple[PublishedView, _Rows | None]]) -> Iterator[tu
             if rank_of() == 0:
                 whole = (0, len(view.view) if view.view.ndim else 1)
                 yield view, 0, _strided(gathered[id(tensor)], view.view, rows=whole)
-        elif is_kept(tensor):
+        elif is_first_copy(tensor):
             if id(tensor) not in gathered:
                 gathered.clear()
                 gathered[id(tensor)] = local(by_rows(tensor)).detach()
@@ -96,7 +96,7 @@ def _rows(view: PublishedView) -> _Rows | None:
     firsts = first_rows(view.view, bounds=[row * prod(tensor.shape[1:]) for row in parts.bounds])
     if firsts is None:
         return None
-    return (firsts[parts.number], firsts[parts.number + 1]) if is_kept(tensor) else (0, 0)
+    return (firsts[parts.number], firsts[parts.number + 1]) if is_first_copy(tensor) else (0, 0)
 
 
 def first_rows(view: torch.Tensor, *, bounds: Sequence[int]) -> Sequence[int] | None:
