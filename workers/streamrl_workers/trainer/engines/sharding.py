@@ -67,7 +67,7 @@ def shard_first(
     `tensor`: the mesh of this rank's tensor group; its ranks cut the layers before these are sharded over `mesh`.
     """
     group = dist.new_group(timeout=timedelta(seconds=START_S))
-    whole = [tensor.detach() for tensor in _lasting(model)] if rank_of() == 0 else None
+    whole = [one.detach() for one in _lasting(model)] if rank_of() == 0 else None
     if tensor is not None and tensor.size() > 1:
         cut_model(model, mesh=tensor)
     shard(model, mesh=mesh, compute=compute, reduce=reduce, offload=offload)

@@ -83,6 +83,7 @@ def _parts(planned: Iterable[tuple[PublishedView, _Rows | None]]) -> Iterator[tu
                 gathered.clear()
                 gathered[id(tensor)] = local(by_rows(tensor)).detach()
             if rows[0] < rows[1]:
+                assert isinstance(tensor, DTensor), "only parts of a tensor have rows"
                 begin = row_parts(tensor).begin * prod(tensor.shape[1:])
                 yield view, rows[0], _strided(gathered[id(tensor)], view.view, rows=rows, begin=begin)
 

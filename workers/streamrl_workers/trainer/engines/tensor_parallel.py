@@ -103,7 +103,7 @@ def sum_partial(gradients: Sequence[torch.Tensor], *, group: dist.ProcessGroup |
         return
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat, group=group)
-    for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+    for gradient, total in zip(gradients, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True):
         gradient.copy_(total.view_as(gradient))
 
 

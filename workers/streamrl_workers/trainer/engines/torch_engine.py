@@ -136,7 +136,8 @@ class TorchEngine:
 
     def throughput(self) -> dict[str, float]:
         """By the clocks of every rank; in the time of the calls that train."""
-        return throughput_metrics(everywhere(self._ranks, "throughput"), busy_s=self._busy_s)
+        copies = self._spec.trainer.parallelism.tensor
+        return throughput_metrics(everywhere(self._ranks, "throughput"), busy_s=self._busy_s, copies=copies)
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
