@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from streamrl_workers.models.published import as_tensor
+from streamrl_workers.trainer.engines.setup import EngineSetup
+from streamrl_workers.trainer.engines.torch_engine import create
 from support import tensor_ranks
 from support.model_families import save_tiny
+from support.rank0 import act
+from support.rank_team import RankTeam
+from support.trainer_groups import trainer_spec
 
 pytestmark = pytest.mark.timeout(600)  # every process loads torch
 
@@ -120,3 +126,20 @@ def test_checkpoints_move_between_tensor_groups_and_shards(tmp_path: Path) -> No
         (found,) = _run(folder, [model], shard=shard, tensor=tensor).values()
         _check_weights(found, expected)
         before = folder
+
+
+@pytest.mark.soak
+def test_an_engine_deals_the_same_samples_to_a_tensor_group(tmp_path: Path) -> None:
+    model = _save("qwen3", tmp_path / "model", tie_word_embeddings=True)
+    job: dict[str, Any] = {"microBatchTokens": 32, "algorithm": KL, **CLIPPED}
+    one = create(EngineSetup(spec=trainer_spec(**job), model_path=str(model), threads=1))
+    expected = [act(one, {"do": "step", "step": step, "groups": 3}) for step in range(3)]
+    with RankTeam(tmp_path / "two", size=2, model=model, processesPerNode=2, parallelism={"tensor": 2}, **job) as team:
+        assert team.answer() == "ready"
+        metrics = team.steps(3, groups=3)
+        published = team.publish(3).tensors(of_rank_0=False)
+        assert team.leave() == [0, 0], team.log(1)
+    for found, wanted in zip(metrics, expected, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    for name, tensor in one.tensors().items():
+        torch.testing.assert_close(as_tensor(published[name]), as_tensor(tensor), rtol=1e-5, atol=1e-5)
