@@ -169,6 +169,23 @@ class ReferenceSpec(SpecModel):
     )
 
 
+class Parallelism(SpecModel):
+    """How ranks divide the model and the samples; what remains of the ranks shards the model."""
+
+    replicate: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Copies of the sharded model. Weights are gathered within a copy, and only sums of gradients pass between copies. 1 = all ranks share one.",
+    )
+    tensor: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Ranks of one node that compute each layer together, on the same samples. 1 = each rank computes whole layers.",
+    )
+
+
 class Trainer(SpecModel):
     """The trainer and its optimiser (AdamW)."""
 
@@ -183,6 +200,9 @@ class Trainer(SpecModel):
     )
     processes_per_node: int = Field(
         default=1, ge=1, le=64, description="Ranks: processes that share the model (FSDP2); one for each GPU."
+    )
+    parallelism: Parallelism = Field(
+        default=Parallelism(), description="How ranks divide the model; the default shards it over all of them."
     )
     rank_timeout_seconds: float = Field(
         default=300.0,
@@ -257,6 +277,16 @@ class Trainer(SpecModel):
         return self.nodes * self.processes_per_node
 
     @property
+    def replica_ranks(self) -> int:
+        """Ranks that hold one copy of the model."""
+        return self.ranks // self.parallelism.replicate
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks with samples of their own; those of one tensor group have the same."""
+        return self.ranks // self.parallelism.tensor
+
+    @property
     def sharded(self) -> bool:
         """Whether a rank computes with weights that it gathers block by block, in the format of the pass; alone it is a mesh of one."""
         return self.ranks > 1 or self.cpu_offload or self.precision == "BF16"
@@ -288,6 +318,21 @@ class Trainer(SpecModel):
             others="false",
             number="self.processesPerNode",
             got=f"{{self.processes_per_node}} and {{self.pod.resources.limits[{GPU}]}}",
+        ),
+        FieldRule(
+            "parallelism.replicate x parallelism.tensor must divide the number of ranks (nodes x processesPerNode)",
+            "self.nodes * self.processesPerNode % (self.parallelism.replicate * self.parallelism.tensor) == 0",
+            "{self.parallelism.replicate} x {self.parallelism.tensor} and {self.ranks} ranks",
+        ),
+        FieldRule(
+            "parallelism.tensor must divide processesPerNode: its ranks lie on one node",
+            "self.processesPerNode % self.parallelism.tensor == 0",
+            "{self.parallelism.tensor} and {self.processes_per_node}",
+        ),
+        FieldRule(
+            "parallelism.tensor must be 1 (or absent) with lora, sherl, compile or cpuOffload",
+            "self.parallelism.tensor == 1 || (!has(self.lora) && !has(self.sherl) && !self.compile && !self.cpuOffload)",
+            "{self.parallelism.tensor}",
         ),
         FieldRule(
             "of lora and sherl only one can be there",

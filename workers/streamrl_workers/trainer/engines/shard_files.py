@@ -2,11 +2,11 @@
 
 Owns: the form of the file, the copy that a training step waits for, the hash. Does not own: which tensors (`model_files.py`), when (`checkpoint.py`).
 
-    rank-00000.safetensors    parts by tensor name; metadata "parts": {name: {"shape": whole shape, "begin": first row}};
-                              a tensor that is not named there is the rank's own (random state)
+    rank-00000.safetensors    parts by tensor name; metadata "parts": {name: {"shape": whole shape, "begin": first row,
+                              "column": first column}}; a tensor that is not named there is the rank's own (random state)
 
-Tensors are cut by rows, so any number of ranks can read what any other number wrote: a rank copies the rows that it holds out of
-all parts that overlap them. No collective: a rank whose disk is full fails alone, and no other rank waits for it in vain.
+A part is a block of rows and columns, so ranks can read what any other number of ranks wrote, however their tensors were cut: a rank
+copies what it holds out of all parts that overlap it. No collective: a rank whose disk is full fails alone, and no other rank waits for it in vain.
 
 The staged copy has the layout of the file in one piece of memory, so that it is hashed and written as it lies.
 Where main memory has no room for it, the parts are written one by one while the step waits.
@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from torch.distributed.tensor import DTensor
 
 from streamrl.files import sync
 from streamrl_workers.models.published import as_bytes
+from streamrl_workers.trainer.engines.blocks import Block, block_of, is_first_copy
 from streamrl_workers.trainer.engines.engine import FileHash
-from streamrl_workers.trainer.engines.sharding import begin_row, local
+from streamrl_workers.trainer.engines.sharding import local
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, new_digest
 
 _PARTS = "parts"
@@ -66,10 +68,9 @@ class ShardWriter:
         tensors: Mapping[str, torch.Tensor],
         *,
         own: Mapping[str, torch.Tensor],
-        rank: int,
         room_bytes: int,
     ) -> Callable[[], FileHash]:
-        """Copy this rank's parts and its `own` tensors; rank 0 takes what is not sharded. The result writes the file and returns its hash.
+        """Copy this rank's parts and its `own` tensors; of ranks with the same part the first takes it. The result writes the file and returns its hash.
 
         room_bytes: free main memory, of which a copy takes half at most. Call it when the file before is written.
         Raises OSError: the disk is full, here or later.
@@ -78,9 +79,10 @@ class ShardWriter:
         places: dict[str, dict[str, Any]] = {}
         for name, tensor in tensors.items():
             part = local(tensor).detach()
-            if (isinstance(tensor, DTensor) and part.shape[0] > 0) or (rank == 0 and not isinstance(tensor, DTensor)):
+            if is_first_copy(tensor) and (part.numel() or not isinstance(tensor, DTensor)):
+                row, column = block_of(tensor)
                 parts[name] = part
-                places[name] = {"shape": list(tensor.shape), "begin": begin_row(tensor)}
+                places[name] = {"shape": list(tensor.shape), "begin": row} | ({"column": column} if column else {})
         laid = sorted({**parts, **own}.items(), key=lambda item: (-item[1].element_size(), item[0]))
         head = _head(laid, places=places)
         memory = self._room(sum(part.nbytes for _, part in laid), room_bytes=room_bytes)
@@ -147,9 +149,9 @@ def _small(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
     file: Any  # an open safetensors file
-    shape: tuple[int, ...]  # of the whole tensor
-    begin: int  # first row of the part
-    end: int
+    whole: tuple[int, ...]  # shape of the whole tensor
+    shape: tuple[int, ...]
+    place: Block
 
 
 def read_shards(directory: Path, tensors: Mapping[str, torch.Tensor], *, rank: int) -> dict[str, torch.Tensor]:
@@ -165,7 +167,7 @@ def read_shards(directory: Path, tensors: Mapping[str, torch.Tensor], *, rank: i
             parts = _parts(list(files.values()))
             _check(parts, tensors)
             for name, tensor in tensors.items():
-                _fill(local(tensor), name=name, begin=begin_row(tensor), parts=parts[name])
+                _fill(local(tensor), name=name, place=block_of(tensor), parts=parts[name])
             mine = files.get(shard_path(directory, rank))
             places = json.loads(mine.metadata()[_PARTS]) if mine else {}
             return {name: mine.get_tensor(name) for name in mine.keys() if name not in places} if mine else {}  # noqa: SIM118 - no dict
@@ -181,8 +183,12 @@ def _parts(files: list[Any]) -> dict[str, list[_Part]]:
     parts: dict[str, list[_Part]] = {}
     for file in files:
         for name, place in json.loads(file.metadata()[_PARTS]).items():
-            rows = (file.get_slice(name).get_shape() or [1])[0]
-            part = _Part(file=file, shape=tuple(place["shape"]), begin=place["begin"], end=place["begin"] + rows)
+            part = _Part(
+                file=file,
+                whole=tuple(place["shape"]),
+                shape=tuple(file.get_slice(name).get_shape()),
+                place=Block(place["begin"], place.get("column", 0)),
+            )
             parts.setdefault(name, []).append(part)
     return parts
 
@@ -193,21 +199,22 @@ def _check(parts: Mapping[str, list[_Part]], tensors: Mapping[str, torch.Tensor]
     if differing := sorted(parts.keys() ^ tensors.keys()):
         raise ValueError(f"{differing[0]} is {'missing' if differing[0] in tensors else 'unknown'}")
     for name, tensor in tensors.items():
-        if any(part.shape != tuple(tensor.shape) for part in parts[name]):
-            raise ValueError(f"{name} has the shape {list(parts[name][0].shape)}, here it is {list(tensor.shape)}")
-        rows = tensor.shape[0] if tensor.ndim else 1
-        if sum(part.end - part.begin for part in parts[name]) != rows:
-            raise ValueError(f"{name} has not all of its {rows} rows")
+        if any(part.whole != tuple(tensor.shape) for part in parts[name]):
+            raise ValueError(f"{name} has the shape {list(parts[name][0].whole)}, here it is {list(tensor.shape)}")
+        if sum(prod(part.shape) for part in parts[name]) != tensor.numel():
+            raise ValueError(f"{name} has not all of its {tensor.numel()} elements")
 
 
 @torch.no_grad()
-def _fill(target: torch.Tensor, *, name: str, begin: int, parts: list[_Part]) -> None:
+def _fill(target: torch.Tensor, *, name: str, place: Block, parts: list[_Part]) -> None:
     if not target.ndim:
         target.copy_(parts[0].file.get_tensor(name))
         return
-    end = begin + target.shape[0]
     for part in parts:
-        first, last = max(begin, part.begin), min(end, part.end)
-        if first < last:
-            rows = part.file.get_slice(name)[first - part.begin : last - part.begin]
-            target[first - begin : last - begin].copy_(rows)
+        into, out = [], []
+        for size, begin, part_size, part_begin in zip(target.shape, place, part.shape, part.place, strict=False):
+            first, last = max(begin, part_begin), min(begin + size, part_begin + part_size)
+            into.append(slice(first - begin, max(first, last) - begin))
+            out.append(slice(first - part_begin, max(first, last) - part_begin))
+        if all(one.start < one.stop for one in out):
+            target[tuple(into)].copy_(part.file.get_slice(name)[tuple(out)])

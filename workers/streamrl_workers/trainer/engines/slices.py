@@ -6,9 +6,11 @@ Owns: which rows are this rank's, the memory of the copies, the copying. Does no
 hashing, serving.
 
 Invariants:
-- Each row is copied by one rank. Rows of a view lie on the ranks in their order, so a tensor is its slices by rank.
+- Each row is copied by one rank. Rows of a view lie on consecutive ranks of one order, so a tensor is its slices in that order.
 - Nothing is gathered, except a view of which one row lies on two ranks: that is gathered on every rank, and copied by rank 0.
   Whether it is follows from shapes alone, so all ranks agree, and take part in the same order.
+- A tensor that tensor parallelism cuts by columns is first exchanged within each tensor group, so that each of its ranks has rows:
+  of T ranks each sends (T - 1) / T of its part, and receives as much.
 - What was given out is never written again. Memory is freed when nothing refers to any copy in it.
 """
 
@@ -19,7 +21,8 @@ from typing import NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from streamrl_workers.trainer.engines.sharding import begin_row, full, local, rank_of
+from streamrl_workers.trainer.engines.blocks import by_rows, is_first_copy, row_parts
+from streamrl_workers.trainer.engines.sharding import full, local, rank_of
 from streamrl_workers.weights.hashing import SliceBytes, reserved
 
 _LEAST_SLAB_BYTES = 64 * 2**20
@@ -65,7 +68,7 @@ _Rows = tuple[int, int]
 
 def _parts(planned: Iterable[tuple[PublishedView, _Rows | None]]) -> Iterator[tuple[PublishedView, int, torch.Tensor]]:
     """Yield what this rank copies, and its first row; without rows, rank 0 copies the whole view."""
-    gathered: dict[int, torch.Tensor] = {}  # the last one: its views follow each other
+    gathered: dict[int, torch.Tensor] = {}  # or exchanged; the last one: its views follow each other
     for view, rows in planned:
         tensor = view.tensor
         if rows is None:
@@ -75,9 +78,14 @@ def _parts(planned: Iterable[tuple[PublishedView, _Rows | None]]) -> Iterator[tu
             if rank_of() == 0:
                 whole = (0, len(view.view) if view.view.ndim else 1)
                 yield view, 0, _strided(gathered[id(tensor)], view.view, rows=whole)
-        elif rows[0] < rows[1]:
-            begin = begin_row(tensor) * prod(tensor.shape[1:])
-            yield view, rows[0], _strided(local(tensor).detach(), view.view, rows=rows, begin=begin)
+        elif is_first_copy(tensor):
+            if id(tensor) not in gathered:
+                gathered.clear()
+                gathered[id(tensor)] = local(by_rows(tensor)).detach()
+            if rows[0] < rows[1]:
+                assert isinstance(tensor, DTensor), "only parts of a tensor have rows"
+                begin = row_parts(tensor).begin * prod(tensor.shape[1:])
+                yield view, rows[0], _strided(gathered[id(tensor)], view.view, rows=rows, begin=begin)
 
 
 def _rows(view: PublishedView) -> _Rows | None:
@@ -85,26 +93,24 @@ def _rows(view: PublishedView) -> _Rows | None:
     tensor = view.tensor
     if not isinstance(tensor, DTensor):
         return None
-    mesh = tensor.device_mesh
-    shard_rows = -(-tensor.shape[0] // mesh.size())  # as `begin_row`
-    firsts = first_rows(view.view, shard=shard_rows * prod(tensor.shape[1:]), ranks=mesh.size())
+    parts = row_parts(tensor)
+    firsts = first_rows(view.view, bounds=[row * prod(tensor.shape[1:]) for row in parts.bounds])
     if firsts is None:
         return None
-    rank = mesh.get_local_rank()
-    return firsts[rank], firsts[rank + 1]
+    return (firsts[parts.number], firsts[parts.number + 1]) if is_first_copy(tensor) else (0, 0)
 
 
-def first_rows(view: torch.Tensor, *, shard: int, ranks: int) -> Sequence[int] | None:
+def first_rows(view: torch.Tensor, *, bounds: Sequence[int]) -> Sequence[int] | None:
     """Return the first row of a view on each rank, and the number of rows; None: a row lies on two ranks, or there is none.
 
-    `shard`: elements of the whole tensor that a rank has; the last ranks may have fewer.
+    `bounds`: of the whole tensor's elements, where the part of each rank begins, and their number.
     """
     if not view.ndim or not view.numel():
         return None
     (rows, *shape), (step, *strides), offset = view.shape, view.stride(), int(view.storage_offset())
     span = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     firsts = [0]
-    for bound in range(shard, ranks * shard, shard):
+    for bound in bounds[1:-1]:
         count = min(rows, max(0, -((offset - bound) // max(1, step))))  # rows that begin before it
         if count and offset + (count - 1) * step + span >= bound:
             return None

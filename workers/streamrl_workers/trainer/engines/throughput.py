@@ -138,13 +138,16 @@ class Throughput:
         }
 
 
-def throughput_metrics(ranks: Sequence[Mapping[str, float]], *, busy_s: float) -> dict[str, float]:
-    """The step's numbers from those of every rank. `busy_s`: time in which the ranks computed, with their waits for each other."""
+def throughput_metrics(ranks: Sequence[Mapping[str, float]], *, busy_s: float, copies: int = 1) -> dict[str, float]:
+    """The step's numbers from those of every rank. `busy_s`: time in which the ranks computed, with their waits for each other.
+
+    `copies`: ranks that count the same samples.
+    """
     sums = {name: sum(rank[name] for rank in ranks) for name in ranks[0]}
     known = all(rank["peak"] for rank in ranks) and busy_s > 0
     return {
-        "mfu": sums["flops"] / (sums["peak"] * busy_s) if known else 0.0,
-        "tokens_per_second": sums["tokens"] / busy_s if busy_s > 0 else 0.0,
+        "mfu": sums["flops"] / (copies * sums["peak"] * busy_s) if known else 0.0,
+        "tokens_per_second": sums["tokens"] / (copies * busy_s) if busy_s > 0 else 0.0,
         "padding_share": max(0.0, 1.0 - sums["tokens"] / sums["places"]) if sums["places"] else 0.0,
         **{f"{part}_seconds": sums[f"{part}_seconds"] / len(ranks) for part in PARTS},
     }

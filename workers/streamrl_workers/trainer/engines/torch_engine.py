@@ -50,13 +50,14 @@ from streamrl_workers.trainer.engines.forward import (
 from streamrl_workers.trainer.engines.memory import check_memory
 from streamrl_workers.trainer.engines.packing import Layout
 from streamrl_workers.trainer.engines.pass_memory import CudaMemory, PassMemory, longest_tokens
-from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
+from streamrl_workers.trainer.engines.process_group import DataRanks, ProcessGroup, Ranks, SingleRank, everywhere
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.engines.sharding import (
     START_S,
     compile_blocks,
     device_of,
+    fsdp_mesh,
     join_group,
     mesh_of_one,
     open_store,
@@ -66,6 +67,7 @@ from streamrl_workers.trainer.engines.sharding import (
     shard_first,
 )
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics, is_trained
+from streamrl_workers.trainer.engines.tensor_parallel import TENSOR
 from streamrl_workers.trainer.engines.throughput import throughput_metrics
 from streamrl_workers.trainer.engines.training_step import create_training_step
 from streamrl_workers.trainer.engines.worker import RankModels, RankWorker
@@ -82,7 +84,8 @@ class TorchEngine:
         self._ranks = ranks
         self._pools = [pool.name for pool in spec.generators]
         layout: Layout = everywhere(ranks, "layout")[0]
-        self._step = create_training_step(algorithm, ranks=ranks, spec=spec, layout=layout)
+        self._data_ranks = DataRanks(ranks, copies=spec.trainer.parallelism.tensor)
+        self._step = create_training_step(algorithm, ranks=self._data_ranks, spec=spec, layout=layout)
         self._metrics = StepMetrics(step=0)
         self._replay = create_replay(spec)
         self._fresh: list[pb.Sample] = []
@@ -123,17 +126,18 @@ class TorchEngine:
             numbers = self._step.finish(self._metrics)
         updates = int(numbers["updates"])
         measured = forward_metrics(
-            everywhere(self._ranks, "measured"),
+            everywhere(self._data_ranks, "measured"),
             updates=updates,
             critic_updates=int(numbers.pop("critic_updates", updates)),
         )
-        diffs = logprob_diff_metrics(everywhere(self._ranks, "logprob_diffs"), pools=self._pools)
+        diffs = logprob_diff_metrics(everywhere(self._data_ranks, "logprob_diffs"), pools=self._pools)
         replayed = {} if self._replay is None else self._replay.admit(self._metrics.step, self._fresh)
         return self._metrics.metrics() | measured | diffs | numbers | replayed
 
     def throughput(self) -> dict[str, float]:
         """By the clocks of every rank; in the time of the calls that train."""
-        return throughput_metrics(everywhere(self._ranks, "throughput"), busy_s=self._busy_s)
+        copies = self._spec.trainer.parallelism.tensor
+        return throughput_metrics(everywhere(self._ranks, "throughput"), busy_s=self._busy_s, copies=copies)
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
@@ -218,7 +222,14 @@ def _member(setup: EngineSetup, *, store: TCPStore, device: torch.device) -> Ran
     """The worker of one of several ranks; all make theirs at the same time."""
     trainer = setup.spec.trainer
     timeout_s, offload = trainer.rank_timeout_seconds, trainer.cpu_offload
-    mesh = join_group(setup.env, store=store, timeout_s=timeout_s, device=device, offload=offload)
+    mesh = join_group(
+        setup.env,
+        store=store,
+        timeout_s=timeout_s,
+        device=device,
+        offload=offload,
+        parallelism=trainer.parallelism,
+    )
     return _worker_of(setup, device=device, mesh=mesh)
 
 
@@ -354,7 +365,12 @@ def _finish(
     if mesh is not None:
         reduce = sharding.published_dtype(trainer.reduce_dtype) if trainer.ranks > 1 else torch.float32
         shard_first(  # moves it to the device, block by block
-            model, mesh=mesh, compute=compute, reduce=reduce, offload=trainer.cpu_offload
+            model,
+            mesh=fsdp_mesh(mesh),
+            tensor=mesh[TENSOR],
+            compute=compute,
+            reduce=reduce,
+            offload=trainer.cpu_offload,
         )
         return
     model.to(device)

@@ -80,6 +80,7 @@ from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.shard_files import ShardWriter, shard_path
 from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of
 from streamrl_workers.trainer.engines.slices import copy_slices
+from streamrl_workers.trainer.engines.tensor_parallel import group_of, partial_gradients, sum_partial
 from streamrl_workers.trainer.engines.throughput import Throughput
 from streamrl_workers.weights.hashing import SliceBytes, TensorBytes
 
@@ -109,6 +110,8 @@ class Optimiser:
         """`model`: as it stays, sharded and with its adapters; what needs no gradient is left alone."""
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._spec, self._steps = spec, steps
+        self._tensor_group = group_of(model)
+        self._partial = [] if self._tensor_group is None else partial_gradients(model)
         groups = [
             {"params": [p for p in self._parameters if p.ndim > 1], "weight_decay": spec.weight_decay},
             {"params": [p for p in self._parameters if p.ndim <= 1], "weight_decay": 0.0},  # norms and biases
@@ -134,6 +137,7 @@ class Optimiser:
     def step(self, step: int, *, scale: float) -> dict[str, float]:
         """Multiply the sums by `scale`, clip, and update; a gradient that is not finite changes nothing but is counted."""
         rate = learning_rate(step, spec=self._spec, steps=self._steps)
+        sum_partial([local(p.grad) for p in self._partial if p.grad is not None], group=self._tensor_group)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         parts = [local(gradient) for gradient in gradients]
         torch._foreach_mul_(parts, scale)
