@@ -28,7 +28,7 @@ def _tensors() -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("room_bytes", [AMPLE, NONE])
 def test_what_is_staged_is_what_safetensors_reads(room_bytes: int, tmp_path: Path) -> None:
     tensors, path = _tensors(), tmp_path / "rank-00000.safetensors"
-    write = shard_files.ShardWriter().stage(path, tensors, own=OWN, rank=0, room_bytes=room_bytes)
+    write = shard_files.ShardWriter().stage(path, tensors, own=OWN, room_bytes=room_bytes)
     expected = {name: tensor.clone() for name, tensor in (tensors | OWN).items()}
     for tensor in tensors.values():
         tensor.fill_(1)  # the training goes on
@@ -65,7 +65,7 @@ def test_a_critic_s_copy_counts_with_what_the_policy_s_has_left(
 def test_a_full_disk_is_an_error_of_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "rank-00000.safetensors"
     path.symlink_to("/dev/full")
-    write = shard_files.ShardWriter().stage(path, _tensors(), own=OWN, rank=0, room_bytes=AMPLE)
+    write = shard_files.ShardWriter().stage(path, _tensors(), own=OWN, room_bytes=AMPLE)
     with pytest.raises(OSError, match=os.strerror(28)):
         write()
 

@@ -117,7 +117,7 @@ def test_slices_of_all_ranks_are_the_tensors_of_one(name: str, ranks: int, folde
 def test_rows_of_a_view_by_rank(view, whole, ranks, expected):
     tensor = torch.empty(whole, device="meta")
     shard_rows = -(-whole[0] // ranks)
-    assert first_rows(view(tensor), shard=shard_rows * tensor[0].numel(), ranks=ranks) == expected
+    assert first_rows(view(tensor), shard=shard_rows * tensor[0].numel(), shards=ranks) == expected
 
 
 def test_what_is_gathered_is_counted(folders: dict[str, Path]) -> None:

@@ -39,7 +39,7 @@ def stage(
     """Copy this rank's part of the state, as `writer` does; the result writes it into the file `path`."""
     tensors, _ = _state(model, optimiser)
     own = {_RANDOM: torch.get_rng_state()}
-    return writer.stage(path, tensors, own=own, rank=rank_of(), room_bytes=room_bytes)
+    return writer.stage(path, tensors, own=own, room_bytes=room_bytes)
 
 
 def load(directory: Path, *, model: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:

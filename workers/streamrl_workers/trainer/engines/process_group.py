@@ -73,8 +73,8 @@ _FAREWELL_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class Ranks(Protocol):
-    """All ranks of the trainer, as rank 0 sees them."""
+class RankCalls(Protocol):
+    """Ranks of the trainer that rank 0 calls together."""
 
     @property
     def size(self) -> int:
@@ -87,6 +87,10 @@ class Ranks(Protocol):
             RetryError: a rank is gone or late; the trainer is to begin again at its checkpoint.
             UserError, OSError: what a rank raised of these (the first by rank).
         """
+
+
+class Ranks(RankCalls, Protocol):
+    """All ranks of the trainer, as rank 0 sees them."""
 
     def begin(self, method: str, payloads: Sequence[Payload]) -> "Future[list[Payload]]":
         """Call a method that returns a Future, on every rank; return when all have returned.
@@ -115,13 +119,25 @@ class SingleRank:
         return begin_in_thread(lambda: [own.result()], name=f"trainer-{method}")
 
 
+class DataRanks:
+    """Data ranks, each of `copies` ranks that follow each other and get the same samples; implements `RankCalls`."""
+
+    def __init__(self, ranks: Ranks, *, copies: int) -> None:
+        self._ranks, self._copies = ranks, copies
+        self.size = ranks.size // copies
+
+    def call(self, method: str, payloads: Sequence[Payload]) -> list[Payload]:
+        """Call all ranks, each with the payload of its data rank; return the answer of the first rank of each."""
+        return self._ranks.call(method, [one for one in payloads for _ in range(self._copies)])[:: self._copies]
+
+
 READY, BUILD = "get_ready", "build"
 """Calls of a rank above 0 before it has a worker: until it could join torch's group, then to join it and make the worker."""
 PASSES = frozenset({"rehearse", "prepare", "accumulate", "accumulate_policy", "accumulate_values"})
 """Calls in which a rank that fails leaves the others in a collective."""
 
 
-def everywhere(ranks: Ranks, method: str, payload: Payload = None) -> list[Payload]:
+def everywhere(ranks: RankCalls, method: str, payload: Payload = None) -> list[Payload]:
     """The same call with the same payload on every rank."""
     return ranks.call(method, [payload] * ranks.size)
 

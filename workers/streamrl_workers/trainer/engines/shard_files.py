@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor
 from streamrl.files import sync
 from streamrl_workers.models.published import as_bytes
 from streamrl_workers.trainer.engines.engine import FileHash
-from streamrl_workers.trainer.engines.sharding import begin_row, local
+from streamrl_workers.trainer.engines.sharding import begin_row, is_first_copy, local
 from streamrl_workers.weights.hashing import HASH_ALGORITHM, new_digest
 
 _PARTS = "parts"
@@ -66,10 +66,9 @@ class ShardWriter:
         tensors: Mapping[str, torch.Tensor],
         *,
         own: Mapping[str, torch.Tensor],
-        rank: int,
         room_bytes: int,
     ) -> Callable[[], FileHash]:
-        """Copy this rank's parts and its `own` tensors; rank 0 takes what is not sharded. The result writes the file and returns its hash.
+        """Copy this rank's parts and its `own` tensors; of ranks with the same part the first takes it. The result writes the file and returns its hash.
 
         room_bytes: free main memory, of which a copy takes half at most. Call it when the file before is written.
         Raises OSError: the disk is full, here or later.
@@ -78,7 +77,8 @@ class ShardWriter:
         places: dict[str, dict[str, Any]] = {}
         for name, tensor in tensors.items():
             part = local(tensor).detach()
-            if (isinstance(tensor, DTensor) and part.shape[0] > 0) or (rank == 0 and not isinstance(tensor, DTensor)):
+            held = not isinstance(tensor, DTensor) or part.shape[0] > 0
+            if held and is_first_copy(tensor):
                 parts[name] = part
                 places[name] = {"shape": list(tensor.shape), "begin": begin_row(tensor)}
         laid = sorted({**parts, **own}.items(), key=lambda item: (-item[1].element_size(), item[0]))

@@ -1,10 +1,12 @@
 """How a rank's model lies on its hardware: device, number format, shards, recomputed activations, compiled blocks; torch's process group.
 
-Owns: torch's rendezvous (NCCL between GPUs, gloo between processors), FSDP2, how gradients are reduced (as sums: they are scaled
-once, in the update), bfloat16. Does not own: who the ranks are (`process_group.py`), files. The functions that make full tensors
+Owns: torch's rendezvous (NCCL between GPUs, gloo between processors), the mesh of ranks, FSDP2, how gradients are reduced (as sums:
+they are scaled once, in the update), bfloat16. Does not own: who the ranks are (`process_group.py`), files. The functions that make full tensors
 are collectives: every rank calls them in the same order.
 
 - Rank 0 opens torch's store on a free port and tells the others by their link, so the job's rendezvous port stays with these.
+- Mesh: dimensions `replicate`, `shard`, `tensor`; the last changes fastest (docs/decisions/0092-mesh-of-ranks.md). With replicas a
+  gradient is summed over the shards of one, and each shard of the sum over the replicas.
 - Shards: a transformer block is gathered when it is needed, and dropped again, also behind the forward pass and also the root's
   tensors (embeddings, head): a forward pass without backward would else leave them as they were before the next update.
 - Number formats: float32 weights and optimiser always; with BF16 the passes and the published weights are bfloat16. FSDP does it, with
@@ -22,20 +24,24 @@ import os
 import shutil
 import socket
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
+from math import prod
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, TCPStore  # as torch.distributed shows it, where mypy sees it
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_LOCAL_RANK
+from streamrl.spec.training import Parallelism
 from streamrl_workers.trainer.engines.engine import RankEnvironment
 
 
@@ -113,19 +119,49 @@ def begin_row(tensor: torch.Tensor) -> int:
     """First row of this rank's part in the whole tensor."""
     if not isinstance(tensor, DTensor):
         return 0
-    mesh = tensor.device_mesh
-    rows = -(-tensor.shape[0] // mesh.size())  # as torch.chunk cuts: the last ones may be short or empty
-    return min(tensor.shape[0], rows * mesh.get_local_rank())
+    count, place = row_shards(tensor)
+    rows = -(-tensor.shape[0] // count)  # as torch.chunk cuts: the last ones may be short or empty
+    return min(tensor.shape[0], rows * place)
+
+
+def row_shards(tensor: DTensor) -> tuple[int, int]:
+    """Return the number of shards that the rows are cut into, and which of them this rank has."""
+    (dimension,) = _sharded_dimensions(tensor)
+    return tensor.device_mesh.size(dimension), tensor.device_mesh.get_local_rank(dimension)
+
+
+def is_first_copy(tensor: torch.Tensor) -> bool:
+    """Whether this rank is the first of those that hold the same part."""
+    if not isinstance(tensor, DTensor):
+        return rank_of() == 0
+    mesh, cut = tensor.device_mesh, _sharded_dimensions(tensor)
+    return all(mesh.get_local_rank(dimension) == 0 for dimension in range(mesh.ndim) if dimension not in cut)
+
+
+def _copies(tensor: torch.Tensor) -> int:
+    """Return the number of ranks that hold the same part."""
+    shards = 1
+    if isinstance(tensor, DTensor):
+        shards = prod(tensor.device_mesh.size(one) for one in _sharded_dimensions(tensor))
+    return dist.get_world_size() // shards
+
+
+def _sharded_dimensions(tensor: DTensor) -> list[int]:
+    """Return the dimensions of the mesh that cut the tensor."""
+    return [dimension for dimension, placement in enumerate(tensor.placements) if placement.is_shard()]
 
 
 def global_norm(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """2-norm over all parts of all ranks: a collective if the tensors are sharded. Equal on every rank."""
-    norm = torch.nn.utils.get_total_norm([local(tensor) for tensor in tensors])
+    """2-norm over all parts of all ranks, each part once: a collective if the tensors are sharded. Equal on every rank."""
     if not any(isinstance(tensor, DTensor) for tensor in tensors):
-        return norm
-    square = norm.double().square()
+        return torch.nn.utils.get_total_norm(tensors)
+    by_copies: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        by_copies[_copies(tensor)].append(local(tensor))
+    norms = {copies: torch.nn.utils.get_total_norm(parts) for copies, parts in by_copies.items()}
+    square = torch.stack([norm.double().square() / copies for copies, norm in norms.items()]).sum()
     dist.all_reduce(square)
-    return square.sqrt().to(norm.dtype)
+    return square.sqrt().to(tensors[0].dtype)
 
 
 def rank_of() -> int:
@@ -185,28 +221,52 @@ def reach_store(env: RankEnvironment, *, port: int) -> TCPStore:
 
 
 def join_group(
-    env: RankEnvironment, *, store: TCPStore, timeout_s: float, device: torch.device, offload: bool
+    env: RankEnvironment,
+    *,
+    store: TCPStore,
+    timeout_s: float,
+    device: torch.device,
+    offload: bool,
+    parallelism: Parallelism,
 ) -> DeviceMesh:
     """Come together; a collective. From then on ranks that do not answer each other for `timeout_s` raise RuntimeError."""
     if env.host in {"127.0.0.1", "localhost", "::1"}:  # gloo else takes the address of the machine's name
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    spare_s = _NCCL_SPARE_S if device.type == "cuda" else 0.0
+    timeout = timedelta(seconds=timeout_s + (_NCCL_SPARE_S if device.type == "cuda" else 0.0))
     dist.init_process_group(
         _backend(device, offload=offload),
         store=store,
         rank=env.rank,
         world_size=env.size,
-        timeout=timedelta(seconds=timeout_s + spare_s),
+        timeout=timeout,
         device_id=device if device.type == "cuda" and not offload else None,
     )
-    return init_device_mesh(device.type, (env.size,))
+    mesh = _create_mesh(device, parallelism=parallelism)
+    for dimension in _DIMENSIONS:
+        _set_pg_timeout(timeout, mesh.get_group(dimension))  # torch gives groups of a mesh its own default
+    return mesh
 
 
 def mesh_of_one(device: torch.device) -> DeviceMesh:
     """Return the mesh of a rank alone whose weights FSDP gathers: from main memory, or into another format."""
     if not dist.is_initialized():
         dist.init_process_group(_backend(device, offload=True), store=HashStore(), rank=0, world_size=1)
-    return init_device_mesh(device.type, (1,))
+    return _create_mesh(device, parallelism=Parallelism())
+
+
+_DIMENSIONS = ("replicate", "shard", "tensor")
+
+
+def _create_mesh(device: torch.device, *, parallelism: Parallelism) -> DeviceMesh:
+    """Return the mesh of all ranks. Ranks of a tensor group follow each other, as those of a node do; replicas are farthest apart."""
+    replicate, tensor = parallelism.replicate, parallelism.tensor
+    shape = (replicate, dist.get_world_size() // (replicate * tensor), tensor)
+    return init_device_mesh(device.type, shape, mesh_dim_names=_DIMENSIONS)
+
+
+def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the part of the mesh over which FSDP shards; of two dimensions it replicates over the first."""
+    return mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
 
 
 def _backend(device: torch.device, *, offload: bool) -> str:

@@ -6,7 +6,7 @@ Owns: which rows are this rank's, the memory of the copies, the copying. Does no
 hashing, serving.
 
 Invariants:
-- Each row is copied by one rank. Rows of a view lie on the ranks in their order, so a tensor is its slices by rank.
+- Each row is copied by one rank, the first of those that hold it. Rows of a view lie on the ranks in their order, so a tensor is its slices by rank.
 - Nothing is gathered, except a view of which one row lies on two ranks: that is gathered on every rank, and copied by rank 0.
   Whether it is follows from shapes alone, so all ranks agree, and take part in the same order.
 - What was given out is never written again. Memory is freed when nothing refers to any copy in it.
@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch.distributed.tensor import DTensor
 
-from streamrl_workers.trainer.engines.sharding import begin_row, full, local, rank_of
+from streamrl_workers.trainer.engines.sharding import begin_row, full, is_first_copy, local, rank_of, row_shards
 from streamrl_workers.weights.hashing import SliceBytes, reserved
 
 _LEAST_SLAB_BYTES = 64 * 2**20
@@ -85,26 +85,25 @@ def _rows(view: PublishedView) -> _Rows | None:
     tensor = view.tensor
     if not isinstance(tensor, DTensor):
         return None
-    mesh = tensor.device_mesh
-    shard_rows = -(-tensor.shape[0] // mesh.size())  # as `begin_row`
-    firsts = first_rows(view.view, shard=shard_rows * prod(tensor.shape[1:]), ranks=mesh.size())
+    count, place = row_shards(tensor)
+    shard_rows = -(-tensor.shape[0] // count)  # as `begin_row`
+    firsts = first_rows(view.view, shard=shard_rows * prod(tensor.shape[1:]), shards=count)
     if firsts is None:
         return None
-    rank = mesh.get_local_rank()
-    return firsts[rank], firsts[rank + 1]
+    return firsts[place], firsts[place + 1 if is_first_copy(tensor) else place]
 
 
-def first_rows(view: torch.Tensor, *, shard: int, ranks: int) -> Sequence[int] | None:
-    """Return the first row of a view on each rank, and the number of rows; None: a row lies on two ranks, or there is none.
+def first_rows(view: torch.Tensor, *, shard: int, shards: int) -> Sequence[int] | None:
+    """Return the first row of a view in each shard, and the number of rows; None: a row lies in two shards, or there is none.
 
-    `shard`: elements of the whole tensor that a rank has; the last ranks may have fewer.
+    `shard`: elements of the whole tensor in a shard; the last ones may have fewer.
     """
     if not view.ndim or not view.numel():
         return None
     (rows, *shape), (step, *strides), offset = view.shape, view.stride(), int(view.storage_offset())
     span = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     firsts = [0]
-    for bound in range(shard, ranks * shard, shard):
+    for bound in range(shard, shards * shard, shard):
         count = min(rows, max(0, -((offset - bound) // max(1, step))))  # rows that begin before it
         if count and offset + (count - 1) * step + span >= bound:
             return None

@@ -50,13 +50,14 @@ from streamrl_workers.trainer.engines.forward import (
 from streamrl_workers.trainer.engines.memory import check_memory
 from streamrl_workers.trainer.engines.packing import Layout
 from streamrl_workers.trainer.engines.pass_memory import CudaMemory, PassMemory, longest_tokens
-from streamrl_workers.trainer.engines.process_group import ProcessGroup, Ranks, SingleRank, everywhere
+from streamrl_workers.trainer.engines.process_group import DataRanks, ProcessGroup, Ranks, SingleRank, everywhere
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.engines.sharding import (
     START_S,
     compile_blocks,
     device_of,
+    fsdp_mesh,
     join_group,
     mesh_of_one,
     open_store,
@@ -82,7 +83,8 @@ class TorchEngine:
         self._ranks = ranks
         self._pools = [pool.name for pool in spec.generators]
         layout: Layout = everywhere(ranks, "layout")[0]
-        self._step = create_training_step(algorithm, ranks=ranks, spec=spec, layout=layout)
+        self._data_ranks = DataRanks(ranks, copies=spec.trainer.parallelism.tensor)
+        self._step = create_training_step(algorithm, ranks=self._data_ranks, spec=spec, layout=layout)
         self._metrics = StepMetrics(step=0)
         self._replay = create_replay(spec)
         self._fresh: list[pb.Sample] = []
@@ -123,11 +125,11 @@ class TorchEngine:
             numbers = self._step.finish(self._metrics)
         updates = int(numbers["updates"])
         measured = forward_metrics(
-            everywhere(self._ranks, "measured"),
+            everywhere(self._data_ranks, "measured"),
             updates=updates,
             critic_updates=int(numbers.pop("critic_updates", updates)),
         )
-        diffs = logprob_diff_metrics(everywhere(self._ranks, "logprob_diffs"), pools=self._pools)
+        diffs = logprob_diff_metrics(everywhere(self._data_ranks, "logprob_diffs"), pools=self._pools)
         replayed = {} if self._replay is None else self._replay.admit(self._metrics.step, self._fresh)
         return self._metrics.metrics() | measured | diffs | numbers | replayed
 
@@ -218,7 +220,14 @@ def _member(setup: EngineSetup, *, store: TCPStore, device: torch.device) -> Ran
     """The worker of one of several ranks; all make theirs at the same time."""
     trainer = setup.spec.trainer
     timeout_s, offload = trainer.rank_timeout_seconds, trainer.cpu_offload
-    mesh = join_group(setup.env, store=store, timeout_s=timeout_s, device=device, offload=offload)
+    mesh = join_group(
+        setup.env,
+        store=store,
+        timeout_s=timeout_s,
+        device=device,
+        offload=offload,
+        parallelism=trainer.parallelism,
+    )
     return _worker_of(setup, device=device, mesh=mesh)
 
 
@@ -242,6 +251,13 @@ def build_models(
 ) -> RankModels:
     """The models of this rank with the initial weights; `mesh`: of all ranks, None = this one alone. Ranks build alike, from the job's seed."""
     trainer = spec.trainer
+    if trainer.parallelism.tensor > 1:
+        raise UserError(
+            field="spec.trainer.parallelism.tensor",
+            rule="must be 1: no model family has a plan for it",
+            got=trainer.parallelism.tensor,
+            fix="leave it out",
+        )
     sharding.check_hardware(trainer.precision, device=device)
     if trainer.compile:
         sharding.check_compiler(device)
@@ -354,7 +370,7 @@ def _finish(
     if mesh is not None:
         reduce = sharding.published_dtype(trainer.reduce_dtype) if trainer.ranks > 1 else torch.float32
         shard_first(  # moves it to the device, block by block
-            model, mesh=mesh, compute=compute, reduce=reduce, offload=trainer.cpu_offload
+            model, mesh=fsdp_mesh(mesh), compute=compute, reduce=reduce, offload=trainer.cpu_offload
         )
         return
     model.to(device)

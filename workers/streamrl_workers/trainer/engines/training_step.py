@@ -42,7 +42,7 @@ from streamrl_workers.trainer.algorithms.algorithm import (
 )
 from streamrl_workers.trainer.algorithms.corrections import BatchMask
 from streamrl_workers.trainer.engines.packing import Layout, PackedSample, Pending, Update, pack, pack_sample
-from streamrl_workers.trainer.engines.process_group import Ranks, everywhere
+from streamrl_workers.trainer.engines.process_group import RankCalls, everywhere
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics, is_trained
 from streamrl_workers.trainer.replay import REPLAYED
 
@@ -57,7 +57,7 @@ _Round = list[list[PackedSample]]
 class TrainingStep(ABC):
     """The order of a step's work; one step at a time."""
 
-    def __init__(self, *, ranks: Ranks, spec: RLJobSpec, layout: Layout) -> None:
+    def __init__(self, *, ranks: RankCalls, spec: RLJobSpec, layout: Layout) -> None:
         self._ranks, self._layout = ranks, layout
         self._seed = spec.seed
         self._max_tokens = spec.task.sampling.max_tokens
@@ -147,7 +147,7 @@ class TrainingStep(ABC):
 class GroupStep(TrainingStep):
     """Trains samples as they come."""
 
-    def __init__(self, algorithm: GroupAlgorithm, *, ranks: Ranks, spec: RLJobSpec, layout: Layout) -> None:
+    def __init__(self, algorithm: GroupAlgorithm, *, ranks: RankCalls, spec: RLJobSpec, layout: Layout) -> None:
         super().__init__(ranks=ranks, spec=spec, layout=layout)
         self._algorithm = algorithm
         kl = algorithm.reference_kl
@@ -195,7 +195,7 @@ class GroupStep(TrainingStep):
 class BatchStep(TrainingStep):
     """Prepares samples as they come, trains them together."""
 
-    def __init__(self, algorithm: BatchAlgorithm, *, ranks: Ranks, spec: RLJobSpec, layout: Layout) -> None:
+    def __init__(self, algorithm: BatchAlgorithm, *, ranks: RankCalls, spec: RLJobSpec, layout: Layout) -> None:
         super().__init__(ranks=ranks, spec=spec, layout=layout)
         self._algorithm = algorithm
         several = algorithm.epochs * algorithm.mini_batches > 1
@@ -300,7 +300,7 @@ class CriticFirstStep(BatchStep):
         }
 
 
-def create_training_step(algorithm: Algorithm, *, ranks: Ranks, spec: RLJobSpec, layout: Layout) -> TrainingStep:
+def create_training_step(algorithm: Algorithm, *, ranks: RankCalls, spec: RLJobSpec, layout: Layout) -> TrainingStep:
     """As the algorithm needs it."""
     if isinstance(algorithm, BatchAlgorithm):
         return (CriticFirstStep if algorithm.critic_first else BatchStep)(
