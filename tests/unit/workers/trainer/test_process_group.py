@@ -18,7 +18,15 @@ import pytest
 from streamrl.errors import EXIT_RANK_LOST, UserError
 from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.trainer.engines.engine import RankEnvironment, RetryError
-from streamrl_workers.trainer.engines.process_group import BUILD, READY, ProcessGroup, Rendezvous, join, send_later
+from streamrl_workers.trainer.engines.process_group import (
+    BUILD,
+    READY,
+    DataRanks,
+    ProcessGroup,
+    Rendezvous,
+    join,
+    send_later,
+)
 from streamrl_workers.trainer.engines.rank_link import (
     FrameKind,
     LostPeer,
@@ -427,11 +435,8 @@ def test_ranks_of_a_data_rank_get_its_payload_and_the_first_answers() -> None:
     class Recording:
         size = 4
 
-        def call(self, method: str, payloads: Sequence[int]) -> list[str]:
+        def call(self, method: str, payloads: list[int]) -> list[str]:
             return [f"{method} {payload} on {rank}" for rank, payload in enumerate(payloads)]
-
-        def begin(self, method: str, payloads: Sequence[int]) -> "Future[list[str]]":
-            raise NotImplementedError
 
     ranks = DataRanks(Recording(), copies=2)
     assert ranks.size == 2
