@@ -35,7 +35,7 @@ def beside(state: dict[str, torch.Tensor], *, writer: shard_files.ShardWriter, f
     """As the trainer does it."""
 
     def save(directory: Path) -> object:
-        write = writer.stage(directory / "rank-00000.safetensors", state, own={}, rank=0, room_bytes=AMPLE)
+        write = writer.stage(directory / "rank-00000.safetensors", state, own={}, room_bytes=AMPLE)
         return begin_in_thread(lambda: {"rank-00000.safetensors": write()}, name="saving")
 
     store, began_s = CheckpointStore(folder, keep_last=1), time.monotonic()

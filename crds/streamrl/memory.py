@@ -117,20 +117,20 @@ def rank_memory(
     gathered = (_GATHERED_BLOCKS * block + 2 * sizes.embeddings) * number
     largest = sizes.vocabulary * sizes.hidden
     return RankMemory(
-        parameters=weights * _FLOAT32 // trainer.ranks,
-        gradients=trained * _FLOAT32 // trainer.ranks,
-        optimiser=trained * _ADAM_FLOATS * _FLOAT32 // trainer.ranks,
+        parameters=weights * _FLOAT32 // trainer.replica_ranks,
+        gradients=trained * _FLOAT32 // trainer.replica_ranks,
+        optimiser=trained * _ADAM_FLOATS * _FLOAT32 // trainer.replica_ranks,
         gathered=gathered if trainer.sharded else 0,
         logits=(_LOGIT_COPIES * min(chunk_logits(device_bytes), tokens * sizes.vocabulary) + largest) * _FLOAT32,
-        publishing=largest * number // trainer.ranks,
+        publishing=largest * number // trainer.replica_ranks,
         activations=tokens * _token_bytes(sizes, trainer=trainer),
     )
 
 
 def published_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:
-    """Return the bytes of all versions in the main memory of a rank, which share what is not trained."""
+    """Return the bytes of all versions in the main memory of a rank of the first replica, which share what is not trained."""
     base = 0 if not trainer.keeps_base else (sizes.parameters - sizes.trained) * number_bytes(trainer)
-    return (base + PUBLISHED_VERSIONS * version_bytes(sizes, trainer=trainer)) // trainer.ranks
+    return (base + PUBLISHED_VERSIONS * version_bytes(sizes, trainer=trainer)) // trainer.replica_ranks
 
 
 def version_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:

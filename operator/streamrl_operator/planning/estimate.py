@@ -104,6 +104,8 @@ class ResourceEstimate:
     """Of the whole model as it is published; 0: not known."""
     ranks: int
     """Of the trainer."""
+    replica_ranks: int
+    """That hold one copy of the model."""
     bytes_per_rank: int | None
     """Of the device and of the process; None: the model's size is not known."""
     device_bytes_per_rank: int | None
@@ -122,9 +124,11 @@ class ResourceEstimate:
     def lines(self) -> list[str]:
         """For people."""
         ranks = f"{self.ranks} {'rank' if self.ranks == 1 else 'ranks'}"
+        copies = self.ranks // self.replica_ranks
+        copied = f" in {copies} replicas" if copies > 1 else ""
         return [
             f"model: {'none, the run is simulated' if self.simulated else _parameters(self.parameters)}",
-            f"trainer: {ranks}, {_memory(self.bytes_per_rank)} each, {self.trainer_cost_per_hour} an hour",
+            f"trainer: {ranks}{copied}, {_memory(self.bytes_per_rank)} each, {self.trainer_cost_per_hour} an hour",
             *(
                 f"pool {pool.name}: {_range(*pool.replicas)} generators, {_memory(pool.bytes_per_replica)} each, "
                 f"{_range(*pool.cost_per_hour)} an hour"
@@ -152,6 +156,7 @@ def estimate(job: RLJob, *, config: Mapping[str, Any] | None = None) -> Resource
         active_parameters=None if simulated or architecture is None else architecture.active_parameters,
         model_bytes=0 if simulated or architecture is None else architecture.parameters * number_bytes(trainer),
         ranks=trainer.ranks,
+        replica_ranks=trainer.replica_ranks,
         bytes_per_rank=None if whole is None else whole + published + process,
         device_bytes_per_rank=device,
         version_bytes=_version_bytes(trainer, sizes),

@@ -105,6 +105,7 @@ class WeightTimes:
 
     version_bytes: int
     ranks: int
+    """That publish a part each: those of one replica."""
     copy_s: float
     publish_s: float
     """From the end of the copy until the version can be announced."""
@@ -141,12 +142,12 @@ def weight_times(
     if known.simulated or size_bytes is None:
         return None
     deltas = _deltas(spec, size_bytes=size_bytes, rates=rates)
-    share_bytes = size_bytes / known.ranks
+    share_bytes = size_bytes / known.replica_ranks
     written_s = share_bytes / rates.write_folder if spec.weights.folder is not None else 0.0
     pools = zip(spec.generators, known.pools, strict=True)
     return WeightTimes(
         version_bytes=size_bytes,
-        ranks=known.ranks,
+        ranks=known.replica_ranks,
         copy_s=share_bytes / rates.pinned_copy,
         publish_s=share_bytes / rates.hash + written_s + (0.0 if deltas is None else deltas.make_s),
         deltas=deltas,
@@ -179,7 +180,7 @@ def _deltas(spec: RLJobSpec, *, size_bytes: int, rates: WeightRates) -> DeltaTim
         return None
     return DeltaTimes(
         size_bytes=size_bytes * rates.delta_share[spec.trainer.precision],
-        make_s=size_bytes / spec.trainer.ranks / rates.make_delta,
+        make_s=size_bytes / spec.trainer.replica_ranks / rates.make_delta,
         apply_s=size_bytes / rates.apply_delta,
     )
 

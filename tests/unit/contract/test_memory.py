@@ -129,6 +129,11 @@ def test_two_versions_are_in_main_memory_a_share_on_each_rank() -> None:
         assert published_bytes(QWEN25_7B, trainer=trainer) == 2 * 2 * WEIGHTS // ranks
 
 
+def test_replicas_need_what_the_ranks_of_one_need_alone() -> None:
+    alone = memory(precision="BF16", processesPerNode=4)
+    assert memory(precision="BF16", processesPerNode=8, parallelism={"replicate": 2}) == alone
+
+
 def test_versions_share_the_base_of_adapters() -> None:
     trainer = Trainer.model_validate({"precision": "BF16", "lora": {}})
     assert published_bytes(ADAPTED, trainer=trainer) == 2 * WEIGHTS + 2 * 4 * ADAPTERS

@@ -103,18 +103,20 @@ def replica_sizes(pool: GeneratorPool, *, devices: int) -> Sizes:
 def process_sizes(job: RLJob, *, memory: str | None, config: Mapping[str, Any] | None) -> Sizes:
     """Numbers of trainer processes that the job may have and whose devices hold their part."""
     most = MOST_PROCESSES if job.spec.trainer.engine.common.several_ranks else 1
+    parallelism = job.spec.trainer.parallelism
+    unit = parallelism.replicate * parallelism.tensor
     if memory is None:
-        return Sizes(most=most)
+        return Sizes(unit=unit, least=unit, most=most)
     if not re.fullmatch(BYTES_PATTERN, memory):
         raise UserError(field="--device-memory", rule="must be a byte quantity such as 80Gi", got=memory)
-    for processes in range(1, most + 1):
+    for processes in range(unit, most + 1, unit):
         changed = changed_job(job, {"spec.trainer.processesPerNode": processes})
         need = estimate(changed, config=config).device_bytes_per_rank
         if need is None:
             rule = "cannot be used: the size of the model is not known (its config.json is not at hand)"
             raise UserError(field="--device-memory", rule=rule, fix="leave it out")
         if need <= parse_bytes(memory):
-            return Sizes(least=processes, most=most)
+            return Sizes(unit=unit, least=processes, most=most)
     raise UserError(
         field="--device-memory", rule=f"must hold a part of the trainer; {most} processes do not fit either", got=memory
     )

@@ -84,6 +84,7 @@ def test_memory_of_a_rank_is_more_than_its_share_and_less_than_all() -> None:
     assert one > states
     assert two - eight == pytest.approx(states * (1 / 2 - 1 / 8), rel=0.02)  # and rows of the head
     assert one > two > one - states / 2  # what is shared is gathered layer by layer
+    assert rank_bytes(processesPerNode=8, parallelism={"replicate": 4}) == two
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,15 @@ import pytest
 from streamrl.errors import EXIT_RANK_LOST, UserError
 from streamrl_workers.process.daemon_thread import begin_in_thread
 from streamrl_workers.trainer.engines.engine import RankEnvironment, RetryError
-from streamrl_workers.trainer.engines.process_group import BUILD, READY, ProcessGroup, Rendezvous, join, send_later
+from streamrl_workers.trainer.engines.process_group import (
+    BUILD,
+    READY,
+    DataRanks,
+    ProcessGroup,
+    Rendezvous,
+    join,
+    send_later,
+)
 from streamrl_workers.trainer.engines.rank_link import (
     FrameKind,
     LostPeer,
@@ -421,3 +429,15 @@ def test_a_rank_that_died_has_an_end_of_its_own_to_count(met: OtherNode) -> None
 def test_a_rank_that_is_silent_may_have_none_so_this_end_is_counted(met: OtherNode) -> None:
     assert met.lose(signal.SIGSTOP) == f"rank 1 is silent for {SILENCE_S} s"
     assert not met.group.excused
+
+
+def test_ranks_of_a_data_rank_get_its_payload_and_the_first_answers() -> None:
+    class Recording:
+        size = 4
+
+        def call(self, method: str, payloads: list[int]) -> list[str]:
+            return [f"{method} {payload} on {rank}" for rank, payload in enumerate(payloads)]
+
+    ranks = DataRanks(Recording(), copies=2)
+    assert ranks.size == 2
+    assert ranks.call("double", [5, 6]) == ["double 5 on 0", "double 6 on 2"]
