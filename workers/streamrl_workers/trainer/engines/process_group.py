@@ -122,7 +122,7 @@ class SingleRank:
 class DataRanks:
     """Data ranks, each of `copies` ranks that follow each other and get the same samples; implements `RankCalls`."""
 
-    def __init__(self, ranks: Ranks, *, copies: int) -> None:
+    def __init__(self, ranks: RankCalls, *, copies: int) -> None:
         self._ranks, self._copies = ranks, copies
         self.size = ranks.size // copies
 

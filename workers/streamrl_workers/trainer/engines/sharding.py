@@ -27,7 +27,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
-from math import prod
 from typing import Any, Literal
 
 import torch

@@ -253,13 +253,6 @@ def build_models(
 ) -> RankModels:
     """The models of this rank with the initial weights; `mesh`: of all ranks, None = this one alone. Ranks build alike, from the job's seed."""
     trainer = spec.trainer
-    if trainer.parallelism.tensor > 1:
-        raise UserError(
-            field="spec.trainer.parallelism.tensor",
-            rule="must be 1: no model family has a plan for it",
-            got=trainer.parallelism.tensor,
-            fix="leave it out",
-        )
     sharding.check_hardware(trainer.precision, device=device)
     if trainer.compile:
         sharding.check_compiler(device)
