@@ -117,12 +117,98 @@ FAMILIES: dict[str, Family] = {
         },
     ),
 }
-"""By the name that tests and docs use."""
+"""Families of the default suites, by the name that tests and docs use."""
+
+_MIXED = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 32,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+}
+_QWEN_EXPERTS = {**_EXPERTS, "num_experts": 4, "moe_intermediate_size": 32, "norm_topk_prob": True}
+
+MORE_FAMILIES: dict[str, Family] = {
+    "qwen3_5": Family(model_type="qwen3_5_text", config=_MIXED),
+    "qwen3_5_moe": Family(
+        model_type="qwen3_5_moe_text", config={**_MIXED, **_QWEN_EXPERTS, "shared_expert_intermediate_size": 32}
+    ),
+    "mistral_window": Family(model_type="mistral", config={"sliding_window": 16}),
+    "phi4": Family(
+        model_type="phi3",
+        config={
+            "tie_word_embeddings": True,
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75},
+        },
+    ),
+    "olmo3": Family(model_type="olmo3", config=_WINDOW),
+    "smollm3": Family(model_type="smollm3", config={"no_rope_layers": [1, 0]}),
+    "glm4": Family(model_type="glm4"),
+    "granite": Family(
+        model_type="granite",
+        config={
+            "embedding_multiplier": 6.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "lfm2": Family(model_type="lfm2", config={"layer_types": ["conv", "full_attention"], "block_multiple_of": 16}),
+    "qwen2_moe": Family(model_type="qwen2_moe", config={**_QWEN_EXPERTS, "shared_expert_intermediate_size": 32}),
+    "qwen3_next": Family(
+        model_type="qwen3_next", config={**_MIXED, **_QWEN_EXPERTS, "shared_expert_intermediate_size": 32}
+    ),
+    "glm4_moe": Family(
+        model_type="glm4_moe",
+        config={
+            "num_experts_per_tok": 2,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "use_qk_norm": True,
+        },
+    ),
+    "llama4": Family(
+        model_type="llama4_text",
+        config={
+            "num_experts_per_tok": 1,
+            "num_local_experts": 4,
+            "intermediate_size_mlp": 64,
+            "moe_layers": [1],
+            "no_rope_layers": [1, 0],
+            "attention_chunk_size": 16,
+            "floor_scale": 16,
+        },
+    ),
+    "nemotron_h": Family(
+        model_type="nemotron_h",
+        config={
+            "layers_block_type": ["linear_attention", "full_attention", "moe", "mlp"],
+            "num_hidden_layers": 4,
+            "ssm_state_size": 16,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "n_groups": 2,
+            "chunk_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 32,
+        },
+    ),
+}
+"""Families of the table of models alone (`model_cells.py`)."""
+
+ALL_FAMILIES = FAMILIES | MORE_FAMILIES
 
 
 def tiny_config(family: str, **changes: Any) -> PreTrainedConfig:
     """The configuration of a family's model."""
-    row = FAMILIES[family]
+    row = ALL_FAMILIES[family]
     config: PreTrainedConfig = AutoConfig.for_model(row.model_type, **{**_SIZES, **row.config, **changes})
     return config
 
