@@ -30,8 +30,8 @@ from streamrl_workers.generator.engines.hf.adapters import AdaptedParameters
 from streamrl_workers.generator.engines.hf.batch_state import BatchState, draw_tokens
 from streamrl_workers.generator.engines.hf.invariant import InvariantRunner, check_rows_apart
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
-from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_supported
-from streamrl_workers.generator.engines.requests import ActiveSequence, Requests, limit_tokens
+from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_supported, longest_row
+from streamrl_workers.generator.engines.requests import ActiveSequence, Requests
 from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import DTYPES, load_model, load_structure, load_tokenizer
 from streamrl_workers.models.published import Parameters
@@ -42,7 +42,7 @@ from streamrl_workers.weights.hashing import TensorBytes
 class HfEngine:
     """Continuous batching over a transformers causal LM."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the job and its model say
         self,
         *,
         model: PreTrainedModel,
@@ -67,7 +67,7 @@ class HfEngine:
         self.slots = slots
         self.version: int | None = None
         self.load_parts: Mapping[LoadPart, float] = {}
-        limit = limit_tokens(model.config)
+        limit = longest_row(model.config)
         vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
         with torch.inference_mode():
             kv_bytes = free_bytes(model.device) // _FREE_SHARE if kv_bytes is None else kv_bytes
@@ -265,7 +265,7 @@ def create(options: EngineOptions) -> HfEngine:
         add_side_path(model, options.sherl)
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type] # transformers types it away
     tokenizer = load_tokenizer(options.model_path)
-    needed = min(limit_tokens(model.config), options.max_tokens + 1)
+    needed = min(longest_row(model.config), options.max_tokens + 1)
     engine = HfEngine(
         model=model,
         tokenizer=tokenizer,

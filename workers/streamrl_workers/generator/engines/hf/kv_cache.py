@@ -1,4 +1,8 @@
-"""The keys and values of all active sequences: one row each, arranged in length buckets; and those of prompts to copy from.
+"""What all layers keep of the active sequences: one row each, arranged in length buckets; and that of prompts to copy from.
+
+Each kind of layer is a tensor whose rows have columns: one for each token (full attention), `span` columns that are used in turn
+(a window: token p is in column p % span), or one (a state). So one code moves, resizes and counts them all. A token in a window's
+column replaces one that no later token may see, and the first `width` columns hide what a row has not reached yet: one mask serves all.
 
 Owns the tensors, their bound in bytes, their growth, the write of one decode step, the order of rows by length class, and what is
 kept of the last prompts. Does not own which sequence is in which row, nor masks.

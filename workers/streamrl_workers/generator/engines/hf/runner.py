@@ -7,8 +7,8 @@ transformers' SDPA repeats keys and values once per query head when a mask is gi
 attention. With one query token, the query heads of a group stand in the query's token dimension instead
 (`grouped_attention`), and rows of alike lengths are computed together (`kv_cache.LengthBucket`).
 
-A model qualifies if transformers says that its layers keep one key and value per token and take the attention function
-and the mask that they are given. Whether they do is tried once, with the first weights: `check_numerics`.
+A model qualifies if transformers says that its layers keep keys and values (of all tokens, a window or a chunk) or states, and take the
+attention function and the mask that they are given. Whether they do is tried once, with the first weights: `check_numerics`.
 """
 
 import inspect
@@ -41,7 +41,7 @@ from streamrl_workers.generator.engines.hf.kv_cache import (
     kept_bytes,
     length_buckets,
 )
-from streamrl_workers.generator.engines.requests import ActiveSequence
+from streamrl_workers.generator.engines.requests import ActiveSequence, limit_tokens
 from streamrl_workers.models.probe import COMPARED_TOKENS
 from streamrl_workers.models.rope import rope_switch, row_positions
 
@@ -55,7 +55,7 @@ _BLOCK_QUERIES = 128
 class Visible:
     """Which keys a query sees, in a mask's place: no mask of L x L is made."""
 
-    function: Callable[..., torch.Tensor] = causal_mask_function  # of batch, head, query, key, as transformers has it
+    function: Callable[..., Any] = causal_mask_function  # of batch, head, query, key, as transformers has it
     span: int | None = None  # tokens that a query looks back at, at most
 
     def mask(self, like: torch.Tensor, *, rows: int, queries: range, keys: range) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Visible:
 def visible(
     *,
     q_length: int,
-    mask_function: Callable[..., torch.Tensor],
+    mask_function: Callable[..., Any],
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
     **_: Any,  # noqa: ANN401 - whatever transformers' mask interface passes on
@@ -110,7 +110,7 @@ class _Attend:
         return scores.softmax(-1, dtype=torch.float32).to(value.dtype)[..., : key.shape[2]] @ value
 
 
-def grouped_attention(
+def grouped_attention(  # noqa: PLR0913 - transformers calls it so
     module: torch.nn.Module,
     query: torch.Tensor,  # [B, heads, Q, D]
     key: torch.Tensor,  # [B, kv heads, T, D]
@@ -407,6 +407,17 @@ def _chunk(config: PreTrainedConfig) -> int | None:
     return int(settings.attention_chunk_size) if "chunked_attention" in kinds else None
 
 
+def longest_row(config: PreTrainedConfig) -> int:
+    """Return the most tokens of prompt and completion that the model is run on. Raises ValueError where its configuration does not say."""
+    settings: Any = config.get_text_config(decoder=True)
+    limit = limit_tokens(config)
+    if getattr(
+        settings, "attn_temperature_tuning", False
+    ):  # Llama 4 scales queries above by the batch's length, not the row's
+        limit = min(limit, settings.floor_scale - 1)
+    return limit
+
+
 _KINDS = (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -415,6 +426,12 @@ _KINDS = (
     LinearAttentionAndSlidingWindowAttentionLayer,
 )
 """Layers of transformers' cache that the cache of this engine knows."""
+
+
+def _is_limited(module: torch.nn.Module) -> bool:
+    """Whether a recurrence limits its time steps: transformers does so over a sequence, and not over one token."""
+    least, most = getattr(module, "time_step_limit", None) or (0.0, float("inf"))
+    return bool(least > 0 or most < float("inf"))
 
 
 def check_supported(model: PreTrainedModel) -> None:
@@ -427,6 +444,10 @@ def check_supported(model: PreTrainedModel) -> None:
     if model._is_stateful and not keeps_states(config):
         raise ValueError(
             f"{name} is not supported by engine hf: it keeps a state outside of transformers' cache; {_REMEDY}"
+        )
+    if any(_is_limited(module) for module in model.modules()):
+        raise ValueError(
+            f"{name} is not supported by engine hf: one token at a time, it does not keep time_step_limit; {_REMEDY}"
         )
     if not model._can_set_attn_implementation():
         raise ValueError(f"{name} is not supported by engine hf: its attention cannot be replaced; {_REMEDY}")
