@@ -441,6 +441,8 @@ def check_supported(model: PreTrainedModel) -> None:
     kinds = sorted({type(layer).__name__ for layer in empty_layers(config) if type(layer) not in _KINDS})
     if kinds:
         raise ValueError(f"{name} is not supported by engine hf: its cache has {', '.join(kinds)}; {_REMEDY}")
+    if not any(isinstance(layer, DynamicLayer) for layer in empty_layers(config)):
+        raise ValueError(f"{name} is not supported by engine hf: none of its layers attends; {_REMEDY}")
     if model._is_stateful and not keeps_states(config):
         raise ValueError(
             f"{name} is not supported by engine hf: it keeps a state outside of transformers' cache; {_REMEDY}"
