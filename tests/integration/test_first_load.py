@@ -27,7 +27,7 @@ from support.engine_requests import request, sampling
 from support.model_families import FAMILIES, LONGROPE, save_tiny
 from support.trainer_groups import make_group, trainer_spec
 
-SUPPORTED = tuple(name for name in FAMILIES if name not in {"gemma2", "gemma3", "gpt_oss"})
+SUPPORTED = tuple(FAMILIES)
 STARTS = 200
 DEADLINE_S = 120.0
 

@@ -366,6 +366,8 @@ OTHERS = {
     "gpt_neox": SMALL,
     "opt": SMALL | {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "mixtral": SMALL | {"num_local_experts": 4, "sliding_window": None},
+    "mistral": SMALL | {"sliding_window": 16},
+    "gemma2": SMALL | {"head_dim": 8},
 }
 
 
@@ -382,8 +384,6 @@ def test_other_architectures(model_type: str, tokenizer: PreTrainedTokenizerFast
 
 REFUSED = {
     "mamba": {"vocab_size": 24, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
-    "mistral": SMALL | {"sliding_window": 16},
-    "gemma2": SMALL | {"head_dim": 8},
     "bloom": {"vocab_size": 24, "hidden_size": 32, "n_layer": 2, "n_head": 4},
     "gptj": {"vocab_size": 24, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 64},
 }

@@ -30,8 +30,8 @@ from streamrl_workers.generator.engines.hf.adapters import AdaptedParameters
 from streamrl_workers.generator.engines.hf.batch_state import BatchState, draw_tokens
 from streamrl_workers.generator.engines.hf.invariant import InvariantRunner, check_rows_apart
 from streamrl_workers.generator.engines.hf.kv_cache import swaps
-from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_supported
-from streamrl_workers.generator.engines.requests import ActiveSequence, Requests, limit_tokens
+from streamrl_workers.generator.engines.hf.runner import Prefill, Runner, check_supported, longest_row
+from streamrl_workers.generator.engines.requests import ActiveSequence, Requests
 from streamrl_workers.models.free_memory import free_bytes
 from streamrl_workers.models.load import DTYPES, load_model, load_structure, load_tokenizer
 from streamrl_workers.models.published import Parameters
@@ -42,7 +42,7 @@ from streamrl_workers.weights.hashing import TensorBytes
 class HfEngine:
     """Continuous batching over a transformers causal LM."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the job and its model say
         self,
         *,
         model: PreTrainedModel,
@@ -51,12 +51,14 @@ class HfEngine:
         slots: int,
         add_special_tokens: bool = True,
         kv_bytes: int | None = None,
+        sample_tokens: int | None = None,
         batch_invariant: bool = False,
     ) -> None:
         """The model becomes the engine's own; its weights come by `load_weights`. Raises ValueError for one that is not supported.
 
         `end_ids`: tokens at which a completion ends (`answer_ends.py`).
         `kv_bytes`: of keys and values at most; None: half of the memory that is free now.
+        `sample_tokens`: of the longest sample, for which the memory is counted in tokens; None: the model's limit.
         `batch_invariant`: tokens and log-probs are the same bits in every batch (`invariant.py`).
         """
         check_supported(model)
@@ -65,7 +67,7 @@ class HfEngine:
         self.slots = slots
         self.version: int | None = None
         self.load_parts: Mapping[LoadPart, float] = {}
-        limit = limit_tokens(model.config)
+        limit = longest_row(model.config)
         vocabulary = model.get_input_embeddings().get_parameter("weight").shape[0]
         with torch.inference_mode():
             kv_bytes = free_bytes(model.device) // _FREE_SHARE if kv_bytes is None else kv_bytes
@@ -76,13 +78,14 @@ class HfEngine:
         self._prefill = Prefill(self._runner)
         self._resting: list[ActiveSequence] = []  # oldest first
         self._longest = 0  # of the rows, at the last look
+        self._sample_tokens = limit if sample_tokens is None else min(limit, sample_tokens)
         self._requests = Requests(
             tokenizer=tokenizer,
             end_ids=end_ids,
             limit_tokens=limit,
             vocabulary=vocabulary,
             add_special_tokens=add_special_tokens,
-            capacity_tokens=self._runner.cache.capacity_tokens,
+            capacity_tokens=self._runner.cache.longest(rows=1),
         )
 
     def active(self) -> int:
@@ -102,7 +105,7 @@ class HfEngine:
 
     def kv_load(self) -> KvLoad:
         """Of a rectangle: all rows take as much as the longest."""
-        return KvLoad(capacity_tokens=self._runner.cache.capacity_tokens, used_tokens=len(self._batch) * self._longest)
+        return self._runner.cache.load(rows=len(self._batch), tokens=self._longest, sample_tokens=self._sample_tokens)
 
     def metrics(self) -> bytes:
         return b""
@@ -210,7 +213,7 @@ class HfEngine:
         """Lengths of the rows up to what is fed, the longest classes first (`kv_cache.py`)."""
         lengths = self._batch.fed_lengths()
         for row, other in swaps(lengths):
-            self._runner.cache.swap(row, other, tokens=max(lengths[row], lengths[other]) - 1)
+            self._runner.cache.swap(row, other, tokens=max(lengths[row], lengths[other]))
             self._batch.swap(row, other)
             lengths[row], lengths[other] = lengths[other], lengths[row]
         return lengths
@@ -231,9 +234,7 @@ class HfEngine:
         sources = [row for row in range(stay, len(self._batch)) if row not in freed]
         if sources:
             lengths = self._batch.lengths()
-            self._runner.cache.move(
-                sources=sources, targets=targets, tokens=max(lengths[source] for source in sources) - 1
-            )
+            self._runner.cache.move(sources=sources, targets=targets, tokens=max(lengths[source] for source in sources))
             self._batch.move(sources=sources, targets=targets)
         self._batch.cut(len(rows))
 
@@ -264,6 +265,7 @@ def create(options: EngineOptions) -> HfEngine:
         add_side_path(model, options.sherl)
     model.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type] # transformers types it away
     tokenizer = load_tokenizer(options.model_path)
+    needed = min(longest_row(model.config), options.max_tokens + 1)
     engine = HfEngine(
         model=model,
         tokenizer=tokenizer,
@@ -271,9 +273,9 @@ def create(options: EngineOptions) -> HfEngine:
         slots=spec.slots,
         add_special_tokens=options.add_special_tokens,
         kv_bytes=None if spec.kv_cache_bytes is None else parse_bytes(spec.kv_cache_bytes),
+        sample_tokens=needed,
         batch_invariant=spec.batch_invariant,
     )
-    needed = min(limit_tokens(model.config), options.max_tokens + 1)
     capacity = engine.kv_load().capacity_tokens
     if capacity < needed:
         raise UserError(

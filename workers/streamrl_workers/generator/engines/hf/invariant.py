@@ -23,7 +23,6 @@ Does not own the order of rows, nor which tokens are fed again (`Prefill`, `Batc
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.nn.functional import pad
@@ -31,7 +30,7 @@ from transformers import PreTrainedModel
 
 from streamrl.errors import UserError
 from streamrl_workers.generator.engines.hf.kv_cache import SlotCache, class_width, length_buckets
-from streamrl_workers.generator.engines.hf.runner import PROBE_TOKENS, Runner, probe_tokens
+from streamrl_workers.generator.engines.hf.runner import PROBE_TOKENS, Runner, keeps_states, probe_tokens
 from streamrl_workers.models.rope import rope_switch
 
 BLOCK_ROWS = 16
@@ -45,6 +44,12 @@ def check_rows_apart(model: PreTrainedModel) -> None:
         raise UserError(
             field="engine.hf.batchInvariant",
             rule=f"cannot be kept for a mixture of experts, which {type(model).__name__} is: rows share an expert's product",
+            fix="leave it out and set slots to 1",
+        )
+    if keeps_states(model.config):
+        raise UserError(
+            field="engine.hf.batchInvariant",
+            rule=f"cannot be kept for {type(model).__name__}, whose layers carry a state: a row that is repeated would change it twice",
             fix="leave it out and set slots to 1",
         )
     if rope_switch(model.config) is not None:
@@ -62,20 +67,9 @@ class BlockCache(SlotCache):
         super().begin_step(rows=rows, positions=positions, width=width)
         self._width = width  # also where no row has room for so many yet
 
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *_: Any,  # noqa: ANN401 - whatever a model passes on
-        **__: Any,  # noqa: ANN401
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        super().update(key_states, value_states, layer_idx)
-        return self._gathered(self._keys[layer_idx]), self._gathered(self._values[layer_idx])
-
-    def _gathered(self, held: torch.Tensor) -> torch.Tensor:
-        block = held[:, :, : self._width].index_select(0, self._rows)
-        return pad(block, (0, 0, 0, self._width - block.shape[2]))
+    def _of_step(self, held: torch.Tensor, *, width: int) -> torch.Tensor:
+        block = held[:, :, :width].index_select(0, self._rows)
+        return pad(block, (0, 0, 0, width - block.shape[2]))
 
 
 class InvariantRunner(Runner):

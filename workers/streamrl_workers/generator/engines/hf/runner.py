@@ -7,87 +7,181 @@ transformers' SDPA repeats keys and values once per query head when a mask is gi
 attention. With one query token, the query heads of a group stand in the query's token dimension instead
 (`grouped_attention`), and rows of alike lengths are computed together (`kv_cache.LengthBucket`).
 
-A model qualifies if transformers says that its layers keep one key and value per token and take the attention function
-and the mask that they are given. Whether they do is tried once, with the first weights: `check_numerics`.
+A model qualifies if transformers says that its layers keep keys and values (of all tokens, a window or a chunk) or states, and take the
+attention function and the mask that they are given. Whether they do is tried once, with the first weights: `check_numerics`.
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+    get_layer_types_and_kwargs,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import causal_mask_function
 
 from streamrl_workers.generator.engines.hf.kv_cache import (
-    KvBound,
     LengthBucket,
     PrefillCache,
     Prefilled,
     RecordingCache,
     SlotCache,
+    empty_layers,
+    kept_bytes,
     length_buckets,
 )
-from streamrl_workers.generator.engines.requests import ActiveSequence
+from streamrl_workers.generator.engines.requests import ActiveSequence, limit_tokens
 from streamrl_workers.models.probe import COMPARED_TOKENS
 from streamrl_workers.models.rope import rope_switch, row_positions
 
 ATTENTION_NAME = "streamrl_grouped"
 
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Arguments of attention variants that this function does not compute."""
+_BLOCK_QUERIES = 128
+"""Tokens of a prefill whose attention is computed at once, where no kernel computes it whole: bounds the masks and scores in memory."""
 
 
-def grouped_attention(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visible:
+    """Which keys a query sees, in a mask's place: no mask of L x L is made."""
+
+    function: Callable[..., Any] = causal_mask_function  # of batch, head, query, key, as transformers has it
+    span: int | None = None  # tokens that a query looks back at, at most
+
+    def mask(self, like: torch.Tensor, *, rows: int, queries: range, keys: range) -> torch.Tensor:
+        """Return an additive mask [B or 1, 1, Q, K] in the kind of `like`."""
+        axes = [
+            torch.arange(axis.start, axis.stop, device=like.device) for axis in (range(rows), range(1), queries, keys)
+        ]
+        seen = self.function(axes[0][:, None, None, None], axes[1][:, None, None], axes[2][:, None], axes[3])
+        return like.new_zeros(seen.shape).masked_fill_(~seen, float("-inf"))
+
+
+def visible(
+    *,
+    q_length: int,
+    mask_function: Callable[..., Any],
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **_: Any,  # noqa: ANN401 - whatever transformers' mask interface passes on
+) -> Visible | None:
+    """Describe what a prefill's queries see; None: all before them."""
+    if allow_is_causal_skip and (local_size is None or q_length <= local_size):
+        return None
+    return Visible(function=mask_function, span=local_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attend:
+    """Attention of queries that are grouped by their key and value head."""
+
+    scaling: float | None
+    softcap: float | None  # scores are within it
+    sinks: torch.Tensor | None  # [heads], a score beside those of the keys
+
+    def __call__(
+        self,
+        query: torch.Tensor,  # [B, kv heads, Q, D]: of a kv head all query heads, each with all its tokens
+        key: torch.Tensor,  # [B, kv heads, T, D]
+        value: torch.Tensor,
+        mask: torch.Tensor | None,  # additive
+    ) -> torch.Tensor:
+        if self.softcap is None and self.sinks is None:
+            return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.scaling)
+        scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if self.scaling is None else self.scaling)
+        if self.softcap is not None:
+            scores = (scores / self.softcap).tanh() * self.softcap
+        if mask is not None:
+            scores = scores + mask
+        if self.sinks is not None:
+            kv_heads, queries = query.shape[1:3]
+            sinks = self.sinks.view(kv_heads, -1, 1).expand(-1, -1, queries * kv_heads // len(self.sinks))
+            scores = torch.cat((scores, sinks.reshape(1, kv_heads, queries, 1).expand(len(query), -1, -1, -1)), -1)
+        return scores.softmax(-1, dtype=torch.float32).to(value.dtype)[..., : key.shape[2]] @ value
+
+
+def grouped_attention(  # noqa: PLR0913 - transformers calls it so
     module: torch.nn.Module,
     query: torch.Tensor,  # [B, heads, Q, D]
     key: torch.Tensor,  # [B, kv heads, T, D]
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,  # [B, 1, 1, T], additive
+    attention_mask: torch.Tensor | Visible | None,  # [B, 1, 1, at least T], additive, of one token a row
     *,
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     buckets: Sequence[LengthBucket] = (),  # of the rows; none = all have the whole width
     **kwargs: Any,  # noqa: ANN401 - whatever a model passes on
 ) -> tuple[torch.Tensor, None]:
     """Attention as transformers calls it; returns [B, Q, heads, D] and no weights."""
-    refused = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
-    if refused:
-        raise ValueError(f"{type(module).__name__}: attention with {', '.join(refused)} is not supported by engine hf")
+    if kwargs.get("position_bias") is not None:
+        raise ValueError(f"{type(module).__name__}: attention with position_bias is not supported by engine hf")
+    attend = _Attend(scaling=scaling, softcap=softcap, sinks=s_aux)
     rows, heads, queries, dim = query.shape
+    if isinstance(attention_mask, Visible) or (queries > 1 and not (softcap is None and s_aux is None)):
+        assert not isinstance(attention_mask, torch.Tensor), "a prefill has no padding on the left"
+        return _blocks(attend, query, key, value, seen=attention_mask or Visible()), None
     if queries > 1:
         kwargs["dropout"] = 0.0
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    kv_heads = key.shape[1]
+    kv_heads, width = key.shape[1:3]
     folded = query.reshape(rows, kv_heads, heads // kv_heads, dim)
-    if attention_mask is None or not buckets:
-        out = scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+    mask = None if attention_mask is None else attention_mask[..., :width]
+    if mask is None or not buckets:
+        out = attend(folded, key, value, mask)
     else:
-        out = torch.cat(
-            [_bucket_attention(bucket, folded, key, value, attention_mask, scaling=scaling) for bucket in buckets]
-        )
+        out = torch.cat([_bucket_attention(bucket, attend, folded, key, value, mask) for bucket in buckets])
     return out.reshape(rows, 1, heads, value.shape[-1]), None
 
 
 def _bucket_attention(
     bucket: LengthBucket,
+    attend: _Attend,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     mask: torch.Tensor,
-    *,
-    scaling: float | None,
 ) -> torch.Tensor:
     rows, width = slice(bucket.first, bucket.end), bucket.width
-    return scaled_dot_product_attention(
-        query[rows], key[rows, :, :width], value[rows, :, :width], attn_mask=mask[rows, ..., :width], scale=scaling
-    )
+    return attend(query[rows], key[rows, :, :width], value[rows, :, :width], mask[rows, ..., :width])
+
+
+def _blocks(
+    attend: _Attend, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, seen: Visible
+) -> torch.Tensor:
+    """Attention of whole sequences, so many queries at once over the keys that they may see; returns [B, Q, heads, D]."""
+    rows, heads, queries, dim = query.shape
+    kv_heads = key.shape[1]
+    found = []
+    for first in range(0, queries, _BLOCK_QUERIES):
+        end = min(first + _BLOCK_QUERIES, queries)
+        begin = 0 if seen.span is None else max(0, first - seen.span + 1)
+        mask = seen.mask(query, rows=rows, queries=range(first, end), keys=range(begin, end))
+        groups = heads // kv_heads
+        out = attend(
+            query[:, :, first:end].reshape(rows, kv_heads, groups * (end - first), dim),
+            key[:, :, begin:end],
+            value[:, :, begin:end],
+            mask.repeat(1, 1, groups, 1),
+        )
+        found.append(out.view(rows, heads, end - first, value.shape[-1]))
+    return torch.cat(found, 2).transpose(1, 2)
 
 
 def register() -> None:
-    """Make the function known to transformers; again is harmless."""
+    """Make the functions known to transformers; again is harmless."""
     AttentionInterface.register(ATTENTION_NAME, grouped_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, visible)
 
 
 class Runner:
@@ -106,15 +200,19 @@ class Runner:
         model.set_attn_implementation(ATTENTION_NAME)
         self.model = model
         self.switch = rope_switch(model.config)
+        self._keeps_states = keeps_states(model.config)
+        self._chunk = _chunk(model.config)
         model.train(mode=False)
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, parameter.dtype
         ((_, token),) = self.prefill([[0]])
-        self.bound = KvBound.of(kv_bytes, token=token)
-        if not self.bound.capacity_tokens:
-            raise ValueError(f"keys and values of one token need {token.size_bytes} bytes, there are {kv_bytes}")
+        self.kept_bytes = kept_bytes(kv_bytes)
         self.cache = self.cache_type(
-            like=token, slots=slots, limit_tokens=limit_tokens, capacity_tokens=self.bound.capacity_tokens
+            like=token,
+            layers=empty_layers(model.config),
+            slots=slots,
+            limit_tokens=limit_tokens,
+            size_bytes=kv_bytes - self.kept_bytes,
         )
         self._rows = torch.arange(slots, device=self.device)
         self._columns = torch.arange(0, device=self.device)
@@ -123,7 +221,8 @@ class Runner:
 
     def prefill(self, sequences: Sequence[Sequence[int]]) -> Iterator[tuple[int, Prefilled]]:
         """Place and keys and values of each sequence (none empty), in any order; take one before the next."""
-        for batch in _batches([len(tokens) for tokens in sequences], most_tokens=self.prefill_tokens):
+        lengths = [len(tokens) for tokens in sequences]
+        for batch in _batches(lengths, most_tokens=self.prefill_tokens, alike=self._keeps_states):
             recorded = self._forward_padded([sequences[index] for index in batch])
             for place, index in enumerate(batch):
                 yield index, recorded.of(place, tokens=len(sequences[index]))
@@ -180,9 +279,12 @@ class Runner:
     ) -> torch.Tensor:
         """One forward over one token per row of the cache."""
         self.cache.begin_step(rows=rows, positions=positions, width=width)
+        mask = self._mask(positions)
         output = self.model(
             input_ids=tokens.unsqueeze(1),
-            attention_mask=self._mask(positions),
+            attention_mask=mask
+            if self._chunk is None
+            else {"full_attention": mask, "chunked_attention": self._mask(positions % self._chunk)},
             position_ids=positions.unsqueeze(1),
             past_key_values=self.cache,
             use_cache=True,
@@ -192,7 +294,10 @@ class Runner:
         return logits
 
     def _mask(self, positions: torch.Tensor) -> torch.Tensor:
-        """Additive [B, 1, 1, T]: a row sees its own tokens up to the one being fed."""
+        """Additive [B, 1, 1, T]: a row sees its own tokens up to the one being fed.
+
+        Where a layer keeps a window, its first columns are all that it has: a row that has filled them sees each.
+        """
         if len(self._columns) != self.cache.width:
             self._columns = torch.arange(self.cache.width, device=self.device)
         hidden = self._columns > positions.unsqueeze(1)
@@ -209,7 +314,7 @@ class Runner:
             longest += 1
             positions = row_positions([length + 1 for length in lengths], width=longest)
         padded = [[*tokens, *([0] * (longest - len(tokens)))] for tokens in sequences]
-        recorder = RecordingCache()
+        recorder = RecordingCache(empty_layers(self.model.config))
         self.model.base_model(  # no logits needed
             input_ids=torch.tensor(padded, device=self.device),
             position_ids=positions.to(self.device),
@@ -219,11 +324,16 @@ class Runner:
         return recorder
 
 
-def _batches(lengths: Sequence[int], *, most_tokens: int) -> list[list[int]]:
-    """Indices of sequences that go into one forward together: alike in length, within `most_tokens` when padded."""
+def _batches(lengths: Sequence[int], *, most_tokens: int, alike: bool) -> list[list[int]]:
+    """Indices of sequences that go into one forward together, within `most_tokens` when padded.
+
+    `alike`: without padding, which would change a state behind a sequence.
+    """
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= most_tokens:
+        longest = lengths[batches[-1][0]] if batches else 0
+        fits = batches and longest * (len(batches[-1]) + 1) <= most_tokens
+        if fits and not (alike and lengths[index] < longest):
             batches[-1].append(index)
         else:
             batches.append([index])
@@ -235,7 +345,7 @@ class Prefill:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._kept = PrefillCache(max_bytes=runner.bound.kept_bytes)
+        self._kept = PrefillCache(max_bytes=runner.kept_bytes)
 
     def fill(self, sequences: Sequence[ActiveSequence], *, first_row: int, replay: bool) -> None:
         """Put all but the last token of each sequence into its row, starting at `first_row`; there is room for them.
@@ -248,6 +358,8 @@ class Prefill:
             seq.replayed = len(seq.prompt) + len(seq.completion) - 1 - len(held)
             if held:
                 rows.setdefault(held, []).append(row)
+            else:
+                self._runner.cache.erase([row])
         prompts = {seq.prompt[:-1] for seq in sequences if not seq.completion}
         for held, prefilled in self._prefilled(list(rows)):
             self._runner.cache.write(rows[held], prefilled)
@@ -283,18 +395,69 @@ def probe_tokens(model: PreTrainedModel) -> list[int]:
     return [(7 * place + 1) % vocabulary for place in range(PROBE_TOKENS)]
 
 
+def keeps_states(config: PreTrainedConfig) -> bool:
+    """Whether layers carry a state of all tokens before, as convolutions and recurrences do."""
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in empty_layers(config))
+
+
+def _chunk(config: PreTrainedConfig) -> int | None:
+    """Return the tokens within which some layers attend, where a window does not move with the token (Llama 4)."""
+    settings: Any = config.get_text_config(decoder=True)
+    kinds, _ = get_layer_types_and_kwargs(settings)
+    return int(settings.attention_chunk_size) if "chunked_attention" in kinds else None
+
+
+def longest_row(config: PreTrainedConfig) -> int:
+    """Return the most tokens of prompt and completion that the model is run on. Raises ValueError where its configuration does not say."""
+    settings: Any = config.get_text_config(decoder=True)
+    limit = limit_tokens(config)
+    if getattr(
+        settings, "attn_temperature_tuning", False
+    ):  # Llama 4 scales queries above by the batch's length, not the row's
+        limit = min(limit, settings.floor_scale - 1)
+    return limit
+
+
+_KINDS = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+"""Layers of transformers' cache that the cache of this engine knows."""
+
+
+def _is_limited(module: torch.nn.Module) -> bool:
+    """Whether a recurrence limits its time steps: transformers does so over a sequence, and not over one token."""
+    least, most = getattr(module, "time_step_limit", None) or (0.0, float("inf"))
+    return bool(least > 0 or most < float("inf"))
+
+
 def check_supported(model: PreTrainedModel) -> None:
-    """Raise ValueError naming the architecture if its layers do not cache one key and value per token."""
+    """Raise ValueError naming the architecture if its layers keep something else than keys, values and states."""
     config: PreTrainedConfig = model.config.get_text_config(decoder=True)
     name = f"model {type(model).__name__} (model_type {config.model_type!r})"
-    kinds = sorted({type(layer).__name__ for layer in DynamicCache(config=config).layers} - {DynamicLayer.__name__})
+    kinds = sorted({type(layer).__name__ for layer in empty_layers(config) if type(layer) not in _KINDS})
     if kinds:
         raise ValueError(f"{name} is not supported by engine hf: its cache has {', '.join(kinds)}; {_REMEDY}")
-    if getattr(model, "_is_stateful", False) or not getattr(model, "_supports_attention_backend", False):
+    if not any(isinstance(layer, DynamicLayer) for layer in empty_layers(config)):
+        raise ValueError(f"{name} is not supported by engine hf: none of its layers attends; {_REMEDY}")
+    if model._is_stateful and not keeps_states(config):
+        raise ValueError(
+            f"{name} is not supported by engine hf: it keeps a state outside of transformers' cache; {_REMEDY}"
+        )
+    if any(_is_limited(module) for module in model.modules()):
+        raise ValueError(
+            f"{name} is not supported by engine hf: one token at a time, it does not keep time_step_limit; {_REMEDY}"
+        )
+    if not model._can_set_attn_implementation():
         raise ValueError(f"{name} is not supported by engine hf: its attention cannot be replaced; {_REMEDY}")
 
 
-_REMEDY = "only causal LMs with full attention and the standard key-value cache are (Llama, Qwen2, Qwen3, GPT-2, ...)"
+_REMEDY = (
+    "take engine vllm, or a causal LM with full, sliding-window or linear attention (Llama, Qwen3.5, Gemma 3, ...)"
+)
 
 
 @torch.inference_mode()
