@@ -436,13 +436,11 @@ class World(TrainerSide):
             for name in ("a", "b"):
                 if name not in self.generators or not self.generators[name].connected:
                     self.join_generator(name)
-            acted = self.progress_once()
+            self.progress_once()
             if self.trainer.step >= self.job.steps and self.can_checkpoint():
                 self.write_checkpoint()
-                acted = True
-            if not acted:
-                self.now_s += 0.1
-                for generator in self.generators.values():
-                    self.do(self.core.generator_alive(generator.name, now_s=self.now_s))
-                self.do(self.core.tick(self.now_s))
+            self.now_s += 0.1  # also while others act: an announcement that failed is repeated with time alone
+            for generator in self.generators.values():
+                self.do(self.core.generator_alive(generator.name, now_s=self.now_s))
+            self.do(self.core.tick(self.now_s))
         raise AssertionError(f"the run does not end: {self.core.view()}")

@@ -45,6 +45,8 @@ from support.rank_team import RankTeam, tensors_in
 from support.trainer_groups import trainer_spec
 
 CLOSE = 1e-4
+CACHED = 5e-4
+"""Of what an engine serves: for `qwen3_5_moe` transformers alone, with its cache, is 2e-4 from one whole pass; that is 4e-4 from float64."""
 """Largest difference of a log-prob, in nats, or of a gradient, as a share of the largest, that is right."""
 SAME_STEP = 1e-2
 """Largest difference of two ranks' step from one rank's, as a share of the step, that is right."""
@@ -181,10 +183,10 @@ def _served(folder: Folder, *, name: str, spec: Any) -> str:
     with closing(_engine(folder, name=name, spec=spec)) as engine:
         engine.load_weights(version=0, tensors=tensors)
         Prover(engine=name).prove(engine, probe)
-        before = _right(_generated(engine, folder.plain()), what="before an update")
+        before = _right(_generated(engine, folder.plain()), what="before an update", bound=CACHED)
         other = folder.other_weights(seed=1)
         engine.load_weights(version=1, tensors=Parameters(other).snapshot())
-        after = _right(_generated(engine, other), what="after an update")
+        after = _right(_generated(engine, other), what="after an update", bound=CACHED)
     return f"{before:.0e}, {after:.0e}"
 
 
