@@ -45,9 +45,9 @@ from support.rank_team import RankTeam, tensors_in
 from support.trainer_groups import trainer_spec
 
 CLOSE = 1e-4
+"""Largest difference of a log-prob, in nats, or of a gradient, as a share of the largest, that is right."""
 CACHED = 5e-4
 """Of what an engine serves: for `qwen3_5_moe` transformers alone, with its cache, is 2e-4 from one whole pass; that is 4e-4 from float64."""
-"""Largest difference of a log-prob, in nats, or of a gradient, as a share of the largest, that is right."""
 SAME_STEP = 1e-2
 """Largest difference of two ranks' step from one rank's, as a share of the step, that is right."""
 VOCABULARY = 32  # of the groups that two ranks train
