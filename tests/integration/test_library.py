@@ -56,9 +56,11 @@ def test_an_interrupt_stops_the_run_with_a_checkpoint_and_resume_ends_it(tmp_pat
     job_file(tmp_path)
     stopped = script(
         tmp_path,
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background commands ignore it\n"
         "run = streamrl.load('job.json', **{'spec.pipeline.steps': 100000}).run('run')\n"
         "for event in run:\n"
-        "    if event.step == 2: __import__('signal').raise_signal(2)\n",
+        "    if event.step == 2: signal.raise_signal(signal.SIGINT)\n",
     )
     assert "KeyboardInterrupt" in stopped.stderr
     job = json.loads((tmp_path / "run" / "job.json").read_text())
