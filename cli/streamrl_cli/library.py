@@ -30,15 +30,14 @@ from streamrl_cli import console
 from streamrl_cli.jobfile import base_dir_of, load_job
 from streamrl_cli.local import run_problems
 from streamrl_cli.reporting.samples import of_run
-from streamrl_cli.runner.folder import RunFolder, create_folder, open_folder, private_files
-from streamrl_cli.runner.workers import RunFailedError
+from streamrl_cli.runner.folder import DEFAULT_PARENT, RunFolder, create_folder, open_folder, private_files
+from streamrl_cli.runner.workers import RunFailedError, last_line
 from streamrl_workers.metrics.jsonl import LineReader
 
 if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-PARENT = Path("runs")
 LOG = "streamrl-run.log"
 """In the folder's logs: what `streamrl run` prints."""
 _POLL_S = 0.2
@@ -53,7 +52,7 @@ class Event:
     kind: Literal["step", "evaluation"]
     step: int
     data: Mapping[str, Any]
-    """The line whole: `docs/reference/metrics.md` lists its fields."""
+    """The line whole: `docs/reference/steps.md` lists its fields."""
 
 
 class Metrics(list[dict[str, Any]]):
@@ -104,7 +103,7 @@ class Job:
         """
         with private_files():
             made = create_folder(
-                self.job, base_dir=self.base_dir, parent=PARENT, path=None if folder is None else Path(folder)
+                self.job, base_dir=self.base_dir, parent=DEFAULT_PARENT, path=None if folder is None else Path(folder)
             )
             return Run._started(made)
 
@@ -216,16 +215,21 @@ class Run:
         return self.wait()
 
     def _repr_html_(self) -> str:
-        rows = self.metrics[-_SHOWN_STEPS:]
+        rows = self.metrics
         names = ("step", "reward_mean", "trainer.loss", "tokens_per_s", "length_mean")
         head = "".join(f"<th>{name}</th>" for name in names)
-        body = "".join(f"<tr>{''.join(f'<td>{_cell(row.get(name))}</td>' for name in names)}</tr>" for row in rows)
-        return f"<p>{html.escape(repr(self))}</p><table><tr>{head}</tr>{body}</table>"
+        body = "".join(
+            f"<tr>{''.join(f'<td>{_cell(row.get(name))}</td>' for name in names)}</tr>" for row in rows[-_SHOWN_STEPS:]
+        )
+        return f"<p>{html.escape(self._state(steps=len(rows)))}</p><table><tr>{head}</tr>{body}</table>"
 
     def __repr__(self) -> str:
+        return self._state(steps=len(self.metrics))
+
+    def _state(self, *, steps: int) -> str:
         result = self._folder.result()
         state = "running" if self.is_running else result["status"] if result else "not ended"
-        return f"<Run {self.folder} {state}, {len(self.metrics)} of {self.job.spec.pipeline.steps} steps>"
+        return f"<Run {self.folder} {state}, {steps} of {self.job.spec.pipeline.steps} steps>"
 
     @contextmanager
     def _stopped_by_interrupt(self) -> Iterator[None]:
@@ -241,8 +245,7 @@ class Run:
             return
         code = None if self._process is None else self._process.returncode
         log = self._folder.file(keys.DIR_LOGS, LOG)
-        lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-        said = lines[-1].removeprefix("streamrl: ") if lines else f"{self.folder} has not ended"
+        said = last_line(log).removeprefix("streamrl: ") if log.exists() else f"{self.folder} has not ended"
         raise RunFailedError(said, exit_code=console.EXIT_INTERRUPTED if code is None else code)
 
 

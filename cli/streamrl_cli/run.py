@@ -30,6 +30,7 @@ from streamrl_cli import console
 from streamrl_cli.jobfile import add_overrides, base_dir_of, load_job
 from streamrl_cli.local import unused_note
 from streamrl_cli.runner.folder import (
+    DEFAULT_PARENT,
     FILE_LOCK,
     RunFolder,
     create_folder,
@@ -57,7 +58,6 @@ REFRESH_S = 1.0
 STALL_BOUNDS = 10 / 3
 """No progress for so many times the bound for frozen processes (five minutes) is worth a line."""
 NEWEST = "(newest)"
-DEFAULT_PARENT = "runs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +125,7 @@ def _created(args: argparse.Namespace) -> RunFolder:
             source=source,
             weights_alone=f"--weights-from {args.source}",
         )
-    folder = create_folder(job, base_dir=base_dir_of(args.file), parent=Path(DEFAULT_PARENT), path=args.run_dir)
+    folder = create_folder(job, base_dir=base_dir_of(args.file), parent=DEFAULT_PARENT, path=args.run_dir)
     if source is not None and checkpoint is not None:
         adopt(checkpoint, source=source, store=folder.path)
         console.out(f"goes on from step {checkpoint.step} of {args.source}")
@@ -165,7 +165,7 @@ def _resumed(args: argparse.Namespace) -> RunFolder:
             rule="goes on with the job as the run folder holds it",
             fix="leave out FILE, --set, --from, --weights-from and --run-dir, or start a new run",
         )
-    return open_code(newest_folder(Path(DEFAULT_PARENT)) if args.resume == NEWEST else Path(args.resume))
+    return open_code(newest_folder(DEFAULT_PARENT) if args.resume == NEWEST else Path(args.resume))
 
 
 def _allow_changed_data(folder: RunFolder, *, allowed: bool) -> None:

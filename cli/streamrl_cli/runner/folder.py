@@ -25,6 +25,8 @@ from streamrl_cli import console
 from streamrl_workers.process.silences import Silence, read_silences
 from streamrl_workers.stream.run_folder import write_json_atomically
 
+DEFAULT_PARENT = Path("runs")
+"""Folder of run folders whose path is not given."""
 FILE_RUN = "run.json"
 """{"base_dir", "created_s"}: where relative paths of the job start. Written once by the runner."""
 FILE_LOCK = "lock"
