@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import psutil
 from materials import HERE, short_materials, skewed_materials, trl_python
 from run_folders import read_lines, start
 
@@ -286,24 +287,26 @@ def cpu_by_process() -> Iterator[Mapping[str, float]]:
 
 def _descendants() -> dict[int, tuple[str, float]]:
     """Return name and processor time of each process that this one or a descendant has started."""
-    parents, found = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-            command = (folder / "cmdline").read_text(encoding="utf-8").split("\0")
-            parents[int(folder.name)] = int(fields[1])
-            found[int(folder.name)] = (
-                _process_name(command),
-                (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
-            )
-    family = {os.getpid()}
-    while grown := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= grown
-    return {pid: found[pid] for pid in family - {os.getpid()}}
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            times = process.cpu_times()
+            found[process.pid] = _process_name(_command(process)), times.user + times.system
+    return found
+
+
+def _command(process: psutil.Process) -> list[str]:
+    """Return the command line; empty of one that has ended, and was not waited for."""
+    try:
+        return process.cmdline()
+    except psutil.ZombieProcess:
+        return []
 
 
 def _process_name(command: Sequence[str]) -> str:
-    """Return the module, else the program, that a command line runs."""
+    """Return the module, else the program, that a command line runs; "" of an empty one."""
+    if not command:
+        return ""
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else Path(command[0]).name
     return module.removeprefix("streamrl_workers.")
 
