@@ -7,7 +7,6 @@ Each figure is against transformers alone with eager attention, of the folder th
 """
 
 import json
-import random
 import sys
 import tempfile
 from collections import defaultdict
@@ -23,23 +22,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from streamrl.errors import UserError
-from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import HfEngineSpec, VllmEngineSpec
 from streamrl_workers.generator.engines import engine_kind
 from streamrl_workers.generator.engines.base import Delta, Engine, EngineOptions
 from streamrl_workers.models.probe import Prover, take_probe
 from streamrl_workers.models.published import Parameters, merged
-from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines.forward import Forward
-from streamrl_workers.trainer.engines.packing import PackedSample, pack_sample
+from streamrl_workers.trainer.engines.packing import PackedSample
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine, build_models
 from streamrl_workers.trainer.engines.worker import RankWorker
 from streamrl_workers.weights.hashing import TensorBytes
 from support.engine_requests import request, sampling
 from support.model_families import save_tiny
-from support.prefix_logprobs import prefix_logprobs
+from support.prefix_logprobs import gradients_of, prefix_logprobs, random_samples, samples_logprobs
 from support.rank0 import act
 from support.rank_team import RankTeam, tensors_in
 from support.trainer_groups import trainer_spec
@@ -114,33 +111,6 @@ class Trainer:
         return self.engine.tensors() | self.engine.probe()
 
 
-def samples_of(lengths: Sequence[tuple[int, int]]) -> list[PackedSample]:
-    """Return samples of random tokens."""
-    rng = random.Random(5)
-    samples = []
-    for index, (prompt, completion) in enumerate(lengths):
-        tokens = [[rng.randrange(VOCABULARY) for _ in range(count)] for count in (prompt, completion)]
-        sample = pb.Sample(
-            sample_index=index,
-            prompt_tokens=pack_int32(tokens[0]),
-            tokens=pack_int32(tokens[1]),
-            logprobs=pack_float32([0.0] * completion),
-            spans=[pb.VersionSpan(tokens=completion, step=0, attempt=1)],
-        )
-        samples += pack_sample(sample, step=0, attempt=1)
-    return samples
-
-
-def _of_prefixes(model: PreTrainedModel, samples: Sequence[PackedSample]) -> torch.Tensor:
-    return torch.cat([prefix_logprobs(model, one.tokens, places=one.places_N) for one in samples])
-
-
-def _gradients(model: PreTrainedModel, logprobs_N: torch.Tensor) -> dict[str, torch.Tensor]:
-    weights_N = torch.randn(len(logprobs_N), generator=torch.Generator().manual_seed(3))
-    (logprobs_N * weights_N).sum().backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
 def _right(difference: float, *, what: str, bound: float = CLOSE) -> float:
     if not difference <= bound:  # NaN is wrong
         raise WrongError(f"{what}: {difference:.1e}")
@@ -153,11 +123,11 @@ def _largest(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def trainer(folder: Folder, _scratch: Path) -> str:
     """Compare the trainer's log-probs and gradient."""
-    plain, own, samples = folder.plain(), Trainer(folder), samples_of(LENGTHS)
-    expected_N, found_N = _of_prefixes(plain, samples), own.logprobs(samples)
+    plain, own, samples = folder.plain(), Trainer(folder), random_samples(LENGTHS, vocabulary=VOCABULARY)
+    expected_N, found_N = samples_logprobs(plain, samples), own.logprobs(samples)
     logprobs = _right(_largest(found_N, expected_N), what="log-probs")
     own.model.zero_grad()
-    expected, found = _gradients(plain, expected_N), _gradients(own.model, found_N)
+    expected, found = gradients_of(plain, expected_N), gradients_of(own.model, found_N)
     if missing := expected.keys() ^ found.keys():
         raise WrongError(f"gradient of {min(missing)} on one side alone")
     scale = max(float(gradient.abs().max()) for gradient in expected.values())
@@ -227,12 +197,16 @@ def _difference(model: PreTrainedModel, deltas: Sequence[Delta]) -> float:
 
 def lora(folder: Folder, _scratch: Path) -> str:
     """Compare trained adapters with what generators get, merged into a plain model."""
-    own, plain, samples = Trainer(folder, lora={"rank": 4}, learningRate=0.02), folder.plain(), samples_of(LENGTHS)
+    own, plain, samples = (
+        Trainer(folder, lora={"rank": 4}, learningRate=0.02),
+        folder.plain(),
+        random_samples(LENGTHS, vocabulary=VOCABULARY),
+    )
     _train(own.engine)
     with torch.no_grad():
-        before_N = _of_prefixes(plain, samples)
+        before_N = samples_logprobs(plain, samples)
         Parameters(plain).load(merged(own.engine.tensors()))
-        after_N, found_N = _of_prefixes(plain, samples), own.logprobs(samples)
+        after_N, found_N = samples_logprobs(plain, samples), own.logprobs(samples)
     if _largest(after_N, before_N) < SAME_STEP:
         raise WrongError("adapters change nothing")
     return f"{_right(_largest(found_N, after_N), what='log-probs'):.0e}"
@@ -279,11 +253,11 @@ def _of_log(team: RankTeam) -> Exception:
 
 def export(folder: Folder, scratch: Path) -> str:
     """Load a trained model's export by transformers alone."""
-    own, samples = Trainer(folder, learningRate=0.02), samples_of(LENGTHS)
+    own, samples = Trainer(folder, learningRate=0.02), random_samples(LENGTHS, vocabulary=VOCABULARY)
     _train(own.engine)
     act(own.engine, {"do": "export", "folder": scratch / "export"})
     with torch.no_grad():
-        expected_N = _of_prefixes(folder.plain(scratch / "export"), samples)
+        expected_N = samples_logprobs(folder.plain(scratch / "export"), samples)
         return f"{_right(_largest(own.logprobs(samples), expected_N), what='log-probs'):.0e}"
 
 
@@ -309,7 +283,9 @@ def longest(folder: Folder, _scratch: Path) -> str:
     made = []
     for tokens in ROW_TOKENS:
         with _Squares(tokens) as squares:
-            own.logprobs(samples_of([(4, tokens - 3)])).sum().backward()  # the last token is no input
+            own.logprobs(
+                random_samples([(4, tokens - 3)], vocabulary=VOCABULARY)
+            ).sum().backward()  # the last token is no input
         made.append(squares.made)
     return {(False, False): "any", (False, True): "its window"}.get((made[0], made[1]), "none")
 

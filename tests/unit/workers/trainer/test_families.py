@@ -1,22 +1,18 @@
 """Log-probs and gradients of today's model families against plain transformers, each token from its own prefix alone."""
 
-import random
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from streamrl.errors import UserError
-from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.models.documents import takes_documents
-from streamrl_workers.stream.packing import pack_float32, pack_int32
 from streamrl_workers.trainer.engines.forward import Forward, make_batch
-from streamrl_workers.trainer.engines.packing import PackedSample, pack_sample
 from streamrl_workers.trainer.engines.torch_engine import build_models
 from streamrl_workers.trainer.engines.worker import RankWorker
 from support.model_families import FAMILIES, LONGROPE, save_tiny
-from support.prefix_logprobs import prefix_logprobs
+from support.prefix_logprobs import gradients_of, random_samples, samples_logprobs
 from support.trainer_groups import trainer_spec
 from support.vllm_models import CHARS, tokenizer
 
@@ -26,34 +22,6 @@ LENGTHS = ((9, 11), (6, 21), (12, 50))
 """Tokens of prompt and completion: within a window of 16 and beyond it, short of the switch of LongRoPE at 32 and across it."""
 
 
-def _samples(vocabulary: int) -> list[PackedSample]:
-    rng = random.Random(5)
-    samples = []
-    for index, (prompt, completion) in enumerate(LENGTHS):
-        tokens = [[rng.randrange(vocabulary) for _ in range(count)] for count in (prompt, completion)]
-        sample = pb.Sample(
-            sample_index=index,
-            prompt_tokens=pack_int32(tokens[0]),
-            tokens=pack_int32(tokens[1]),
-            logprobs=pack_float32([0.0] * completion),
-            spans=[pb.VersionSpan(tokens=completion, step=0, attempt=1)],
-        )
-        samples += pack_sample(sample, step=0, attempt=1)
-    return samples
-
-
-def _from_prefixes(model: PreTrainedModel, samples: list[PackedSample]) -> torch.Tensor:
-    return torch.cat(
-        [prefix_logprobs(model, one.tokens, places=one.places_N, temperature=TEMPERATURE) for one in samples]
-    )
-
-
-def _gradients(model: PreTrainedModel, logprobs_N: torch.Tensor) -> dict[str, torch.Tensor]:
-    weights_N = torch.randn(len(logprobs_N), generator=torch.Generator().manual_seed(3))
-    (logprobs_N * weights_N).sum().backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logprobs_and_gradients_are_those_of_each_prefix(family: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
@@ -61,14 +29,14 @@ def test_logprobs_and_gradients_are_those_of_each_prefix(family: str, tmp_path: 
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
     spec = trainer_spec(temperature=TEMPERATURE)
     models = build_models(spec, model_path=str(tmp_path), device=CPU)
-    samples = _samples(len(CHARS))
+    samples = random_samples(LENGTHS, vocabulary=len(CHARS))
     batch = RankWorker(models, spec=spec)._batch(samples)
-    expected_N = _from_prefixes(plain, samples)
+    expected_N = samples_logprobs(plain, samples, temperature=TEMPERATURE)
     found_N = Forward(models.model, temperature=TEMPERATURE).logprobs(batch)
     near = {"rtol": 1e-4, "atol": 1e-4}
     torch.testing.assert_close(found_N, expected_N, **near)
     models.model.zero_grad()
-    expected, found = _gradients(plain, expected_N), _gradients(models.model, found_N)
+    expected, found = gradients_of(plain, expected_N), gradients_of(models.model, found_N)
     assert found.keys() == expected.keys()
     scale = max(float(gradient.abs().max()) for gradient in expected.values())
     for name, gradient in expected.items():
@@ -81,7 +49,7 @@ def test_logprobs_and_gradients_are_those_of_each_prefix(family: str, tmp_path: 
 def test_a_row_of_documents_is_the_padded_rows_and_each_sample_alone(family: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     save_tiny(family, tmp_path)
-    samples = [*_samples(len(CHARS)), *_samples(len(CHARS))[::-1]]
+    samples = [*random_samples(LENGTHS, vocabulary=len(CHARS)), *random_samples(LENGTHS, vocabulary=len(CHARS))[::-1]]
     found = {}
     for layout in ("Packed", "Padded"):
         spec = trainer_spec(temperature=TEMPERATURE, microBatchLayout=layout)
@@ -93,7 +61,7 @@ def test_a_row_of_documents_is_the_padded_rows_and_each_sample_alone(family: str
             batches = [worker._batch(part) for part in parts]
             assert all((len(batch.inputs_BL) == 1) == (layout == "Packed") for batch in batches)
             logprobs_N = torch.cat([forward.logprobs(batch) for batch in batches])
-            found[layout + cut] = logprobs_N.detach(), _gradients(worker._model, logprobs_N)
+            found[layout + cut] = logprobs_N.detach(), gradients_of(worker._model, logprobs_N)
     expected_N, expected = found.pop("Padded")
     scale = max(float(gradient.abs().max()) for gradient in expected.values())
     near = {"rtol": 1e-5, "atol": 1e-5}
@@ -109,9 +77,9 @@ def test_an_export_leaves_the_trainer_as_it_was(tmp_path: Path) -> None:
     save_tiny("qwen3", tmp_path)
     spec = trainer_spec()
     worker = RankWorker(build_models(spec, model_path=str(tmp_path), device=CPU), spec=spec)
-    before = worker.prepare(_samples(len(CHARS)))
+    before = worker.prepare(random_samples(LENGTHS, vocabulary=len(CHARS)))
     worker.export(str(tmp_path / "export"))
-    assert worker.prepare(_samples(len(CHARS))) == before
+    assert worker.prepare(random_samples(LENGTHS, vocabulary=len(CHARS))) == before
 
 
 def test_models_that_carry_state_or_number_tokens_themselves_are_padded(tmp_path: Path) -> None:
@@ -138,7 +106,7 @@ def test_a_model_without_attention_is_trained(tmp_path: Path) -> None:
     spec = trainer_spec()
     worker = RankWorker(build_models(spec, model_path=str(tmp_path), device=CPU), spec=spec)
     assert not worker.layout(None).packed
-    samples = _samples(len(CHARS))
+    samples = random_samples(LENGTHS, vocabulary=len(CHARS))
     for one, beside in zip(samples, worker.prepare(samples), strict=True):
         (alone,) = worker.prepare([one])
         assert list(beside["proximal_N"]) == pytest.approx(list(alone["proximal_N"]), abs=1e-5)
@@ -148,7 +116,7 @@ def test_a_sample_has_the_same_logprobs_beside_a_longer_one(tmp_path: Path) -> N
     save_tiny(LONGROPE, tmp_path)
     spec = trainer_spec()
     worker = RankWorker(build_models(spec, model_path=str(tmp_path), device=CPU), spec=spec)
-    samples = _samples(len(CHARS))
+    samples = random_samples(LENGTHS, vocabulary=len(CHARS))
     together = [prepared["proximal_N"] for prepared in worker.prepare(samples)]
     for sample, found in zip(samples, together, strict=True):
         (alone,) = worker.prepare([sample])
@@ -167,7 +135,7 @@ def test_no_mask_is_built_for_padding(tmp_path: Path, monkeypatch: pytest.Monkey
         return attend(*args, attn_mask=attn_mask, **kwargs)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
-    worker.prepare(_samples(len(CHARS)))
+    worker.prepare(random_samples(LENGTHS, vocabulary=len(CHARS)))
     assert set(masks) == {None}
 
 
@@ -178,7 +146,7 @@ def test_a_critic_of_utterances_and_longrope_are_refused_together(tmp_path: Path
 
 
 def test_padding_counts_for_no_row(tmp_path: Path) -> None:
-    samples = _samples(len(CHARS))
+    samples = random_samples(LENGTHS, vocabulary=len(CHARS))
     batch = make_batch(samples, aggregation="TokenMean", device=CPU, switch=32)
     assert batch.positions_BL is not None
     assert batch.positions_BL.amax(-1).tolist() == [18, 25, 31, 60]
