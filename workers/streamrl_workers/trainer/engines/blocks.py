@@ -97,9 +97,8 @@ def _parts(tensor: DTensor, placements: Sequence[Placement], *, dim: int) -> Row
     """Return the parts along a dimension; each cut is as `torch.chunk` makes it: the last parts may be short or empty."""
     mesh = tensor.device_mesh
     cuts = [number for number, placement in enumerate(placements) if _is_cut(placement, dim=dim)]
-    cuts.sort(
-        key=lambda number: isinstance(placements[number], _StridedShard)
-    )  # FSDP marks where it cuts what another cut has left
+    # FSDP marks where it cuts what another cut has left: that one comes last.
+    cuts.sort(key=lambda number: isinstance(placements[number], _StridedShard))
     length = tensor.shape[dim] if dim < tensor.ndim else 1
     bounds, number = [0, length], 0
     for cut in cuts:

@@ -12,8 +12,7 @@ this leaves in parts. Does not own: how torch cuts and exchanges (`parallelize_m
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -28,22 +27,14 @@ TENSOR = "tensor"
 """Name of the dimension of the mesh."""
 _PARTIAL = "replicated_with_grad_allreduce"
 """Style of weights whose gradient is a part on each rank; transformers' own hook sums what has accumulated, at every backward pass."""
-_STYLES: Mapping[str, Any] = {
-    "colwise": ColwiseParallel,
-    "rowwise": RowwiseParallel,
-    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
-    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
-    "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+_STYLES: Mapping[str, tuple[Callable[[], ParallelStyle], int]] = {
+    "colwise": (ColwiseParallel, 0),
+    "rowwise": (RowwiseParallel, 1),
+    "colwise_gather_output": (lambda: ColwiseParallel(output_layouts=Replicate()), 0),
+    "rowwise_split_input": (lambda: RowwiseParallel(input_layouts=Replicate()), 1),
+    "embedding_rowwise": (lambda: RowwiseParallel(input_layouts=Replicate()), 0),
 }
-"""torch's style by transformers' name of it."""
-_CUT_DIMENSION = {
-    "colwise": 0,
-    "colwise_gather_output": 0,
-    "embedding_rowwise": 0,
-    "rowwise": 1,
-    "rowwise_split_input": 1,
-}
-"""Dimension of the weight that a style cuts."""
+"""torch's style by transformers' name of it, and the dimension of the weight that it cuts."""
 
 
 def cut_model(model: torch.nn.Module, *, mesh: DeviceMesh) -> None:
@@ -53,7 +44,7 @@ def cut_model(model: torch.nn.Module, *, mesh: DeviceMesh) -> None:
     """
     for _, part in _parts(model):
         plan = check_cut(part, ranks=mesh.size())
-        styles: dict[str, ParallelStyle] = {name: _STYLES[style]() for name, style in plan.items() if style in _STYLES}
+        styles = {name: _STYLES[style][0]() for name, style in plan.items() if style != _PARTIAL}
         parallelize_module(part, mesh, styles, src_data_rank=None)
         part.tie_weights()  # a cut tensor is a new one, of each of the two names
 
@@ -72,8 +63,8 @@ def check_cut(model: PreTrainedModel, *, ranks: int) -> dict[str, str]:
         if count and count % ranks:
             raise _refused(f"must divide the model's {heads}, {count}", got=ranks)
     for name, style in plan.items():
-        for layer, module in _matching(model, name):
-            size = module.get_parameter("weight").shape[_CUT_DIMENSION[style]] if style in _CUT_DIMENSION else 0
+        for layer, module in _matching(model, name) if style != _PARTIAL else ():
+            size = module.get_parameter("weight").shape[_STYLES[style][1]]
             if size % ranks:
                 raise _refused(f"must divide the size of {layer}, {size}", got=ranks)
     return plan
