@@ -278,9 +278,8 @@ class _Pull:
         """Bring the slices of one server. Another rank that breaks is asked again by itself: the others' slices do not wait for it."""
         backoff = Backoff()
         while missing := deque(one for one in slices if not one.is_verified):
-            if (
-                self._nearby.cache is not None and self._nearby.relay is None
-            ):  # a relay takes slices in the order of all
+            # A relay takes slices in the order of all.
+            if self._nearby.cache is not None and self._nearby.relay is None:
                 self._nearby.cache.shuffle(missing)
             try:
                 await self._address.reach(holder, streams=streams)

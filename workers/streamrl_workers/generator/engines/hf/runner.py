@@ -279,12 +279,12 @@ class Runner:
     ) -> torch.Tensor:
         """One forward over one token per row of the cache."""
         self.cache.begin_step(rows=rows, positions=positions, width=width)
-        mask = self._mask(positions)
+        mask: Any = self._mask(positions)
+        if self._chunk is not None:
+            mask = {"full_attention": mask, "chunked_attention": self._mask(positions % self._chunk)}
         output = self.model(
             input_ids=tokens.unsqueeze(1),
-            attention_mask=mask
-            if self._chunk is None
-            else {"full_attention": mask, "chunked_attention": self._mask(positions % self._chunk)},
+            attention_mask=mask,
             position_ids=positions.unsqueeze(1),
             past_key_values=self.cache,
             use_cache=True,
@@ -411,9 +411,8 @@ def longest_row(config: PreTrainedConfig) -> int:
     """Return the most tokens of prompt and completion that the model is run on. Raises ValueError where its configuration does not say."""
     settings: Any = config.get_text_config(decoder=True)
     limit = limit_tokens(config)
-    if getattr(
-        settings, "attn_temperature_tuning", False
-    ):  # Llama 4 scales queries above by the batch's length, not the row's
+    # Llama 4 scales queries above by the batch's length, not the row's.
+    if getattr(settings, "attn_temperature_tuning", False):
         limit = min(limit, settings.floor_scale - 1)
     return limit
 
@@ -438,10 +437,11 @@ def check_supported(model: PreTrainedModel) -> None:
     """Raise ValueError naming the architecture if its layers keep something else than keys, values and states."""
     config: PreTrainedConfig = model.config.get_text_config(decoder=True)
     name = f"model {type(model).__name__} (model_type {config.model_type!r})"
-    kinds = sorted({type(layer).__name__ for layer in empty_layers(config) if type(layer) not in _KINDS})
+    layers = empty_layers(config)
+    kinds = sorted({type(layer).__name__ for layer in layers if type(layer) not in _KINDS})
     if kinds:
         raise ValueError(f"{name} is not supported by engine hf: its cache has {', '.join(kinds)}; {_REMEDY}")
-    if not any(isinstance(layer, DynamicLayer) for layer in empty_layers(config)):
+    if not any(isinstance(layer, DynamicLayer) for layer in layers):
         raise ValueError(f"{name} is not supported by engine hf: none of its layers attends; {_REMEDY}")
     if model._is_stateful and not keeps_states(config):
         raise ValueError(
