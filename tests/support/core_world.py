@@ -436,11 +436,12 @@ class World(TrainerSide):
             for name in ("a", "b"):
                 if name not in self.generators or not self.generators[name].connected:
                     self.join_generator(name)
-            self.progress_once()
+            acted = self.progress_once()
             if self.trainer.step >= self.job.steps and self.can_checkpoint():
-                self.write_checkpoint()
-            self.now_s += 0.1  # also while others act: an announcement that failed is repeated with time alone
-            for generator in self.generators.values():
-                self.do(self.core.generator_alive(generator.name, now_s=self.now_s))
-            self.do(self.core.tick(self.now_s))
+                self.write_checkpoint()  # in each round: it counts as no progress, so time passes meanwhile
+            if not acted:
+                self.now_s += 0.1
+                for generator in self.generators.values():
+                    self.do(self.core.generator_alive(generator.name, now_s=self.now_s))
+                self.do(self.core.tick(self.now_s))
         raise AssertionError(f"the run does not end: {self.core.view()}")
