@@ -120,7 +120,8 @@ def consumptions(
     """Group -> the step that counts, of the steps from `first` on; of all groups, or of `wanted`."""
     counting = {step: attempt for step, attempt, _ in read_steps(connection, first=first)}
     rows = connection.execute(
-        "SELECT step, attempt, group_ids, advantages, version_hash, micro_steps, cuts FROM steps WHERE step >= ?", (first,)
+        "SELECT step, attempt, group_ids, advantages, version_hash, micro_steps, cuts FROM steps WHERE step >= ?",
+        (first,),
     )
     found = {}
     for step, attempt, packed, advantages, version_hash, packed_micro_steps, cuts in rows:

@@ -58,9 +58,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _uneven(tokens: int) -> list[int]:
-    """Return lengths of short samples, at most `tokens` in all; neighbours differ, so each call of the attention pads."""
+    """Return lengths of short samples, at most `tokens` in all: every second one is half as long, so each call of the attention pads."""
     width = min(SHORT_TOKENS, tokens // 2)
-    return [width - number % 2 for number in range(tokens // width)] if width > _FEWEST_TOKENS else []
+    return [width >> number % 2 for number in range(tokens // width)] if width >= 2 * _FEWEST_TOKENS else []
 
 
 def _inputs(lengths: Sequence[int]) -> int:
