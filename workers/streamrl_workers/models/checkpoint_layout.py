@@ -8,7 +8,6 @@ Invariant: each tensor of the checkpoint is a view into one tensor of the model,
 A model of which that is not true is refused.
 """
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +43,7 @@ class CheckpointLayout:
     def __init__(self, config: PreTrainedConfig) -> None:
         """Raises UserError for a model whose checkpoint has tensors that are no views."""
         with torch.device("meta"):
-            model = structure_of(copy.deepcopy(config))
+            model = structure_of(config)
         state = {name: torch.empty(t.shape, device="meta") for name, t in model.state_dict().items()}
         with _WithoutCopies(), torch.no_grad():
             saved = revert_weight_conversion(model, dict(state))

@@ -6,6 +6,7 @@ alone, no pickle is opened, and what a folder names lies in it: no other file, n
 A downloaded directory holds exactly the revision asked for, so trainer and generators read the same files.
 """
 
+import copy
 from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
@@ -113,9 +114,9 @@ def load_structure(model_path: str, *, dtype: torch.dtype = DTYPE) -> PreTrained
 
 
 def structure_of(config: PreTrainedConfig, *, dtype: torch.dtype = DTYPE) -> PreTrainedModel:
-    """The causal language model of a configuration; its weights mean nothing yet."""
+    """Return the causal language model of a copy of `config`, in which transformers sets its attention; its weights mean nothing yet."""
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call] # untyped in transformers
-        config, dtype=dtype, attn_implementation=attention_of(config), **_SAFE
+        copy.deepcopy(config), dtype=dtype, attn_implementation=attention_of(config), **_SAFE
     )
     complete_structure(model)
     switch_by_document(model)
