@@ -290,11 +290,12 @@ def replay(shape: Shape, *, until_s: float) -> None:
         empty_cache()
         file = save_job(shape, folder, model=model)
         start(file, folder=run, changes=LOGICAL)
-        command = [sys.executable, "-m", "streamrl_cli", "replay", str(run)]
+        command = [sys.executable, "-m", "streamrl_cli.main", "replay", str(run)]
         said = subprocess.run(
             command, capture_output=True, text=True, timeout=until_s - time.monotonic(), check=False, cwd=folder
         )
-    print(f"exit code {said.returncode}\n\n```\n{said.stdout}{said.stderr}```")
+    print(f"```\n{said.stdout}{said.stderr}```")
+    assert said.returncode == 0, "the replay gave other weights, or none"
 
 
 # ---- the command

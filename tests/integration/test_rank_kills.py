@@ -1,6 +1,7 @@
 """Ranks killed in the midst of a checkpoint's writes, 25 times: part of `make soak`."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -58,12 +59,19 @@ def _resumed(team: RankTeam, store: CheckpointStore) -> int:
     return found.meta.step
 
 
+def _files(partial: Path) -> int:
+    """Files of a checkpoint under way; it may get its name at any moment."""
+    with suppress(FileNotFoundError):
+        return len([*partial.iterdir()])
+    return 0
+
+
 def _kill_within(team: RankTeam, root: Path, *, step: int, rng: Random) -> None:
     """End a rank by SIGKILL once the checkpoint has a number of files; the other one ends too."""
     partial, whole = root / f".partial-step-{step:08d}", root / f"step-{step:08d}"
     files, deadline_s = rng.randrange(FILES), time.monotonic() + DEADLINE_S
     team.tell(do="commit", folder=str(root), step=step)
-    while not whole.exists() and len(list(partial.glob("*"))) < files:
+    while not whole.exists() and _files(partial) < files:
         assert time.monotonic() < deadline_s, team.log(0)
     team.ranks[rng.randrange(SIZE)].kill()
     if team.ranks[0].stdin is not None:
