@@ -7,9 +7,12 @@ Models have the shapes of Qwen2.5 and random weights, in bfloat16. The parts, fo
     machine    the device, and how fast a plain pinned copy from main memory to it is: the limit of an update of weights
     copies     bytes out of the device as weights are published, and into it as generators load them
     rates      the trainer alone: tokens/s, share of the peak and memory for passes of several lengths, compiled or not; its kernels
+    rows       the same samples of many lengths, in rows without padding beside padded ones: tokens/s, memory, what differs
+    experts    tiny Qwen3-MoE and GPT-OSS: log-probs of the trainer beside transformers' own, before and after an update
     generator  tokens/s of a generator with vLLM (with `hf` where vLLM is not installed) beside that engine alone; updates under load
     trainer    time of a step, and the peak of its memory beside the estimate that the trainer makes before it starts
     modes      samples/s of StreamAsync beside Colocated, each a short `streamrl run` on this one device
+    replay     a job whose weights follow from the job alone (delivery Logical), and its `streamrl replay`: the hashes
 
 What a part printed is also in FOLDER (default: the variable OUT), as soon as it is there. Each part is a process of its own with a budget of time; what it held is free again behind it. A part that does not fit in the
 memory, or whose budget is not left, is skipped, and the last table says so. Without a GPU the same parts run on the processor
@@ -36,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_rates import copies, rates
+from gpu_rates import copies, experts, rates, rows
 from random_models import (
     DEVICE,
     GPU,
@@ -80,6 +83,14 @@ _END_S = 10.0
 """For a part that is over its budget to leave nothing behind."""
 PATIENCE = 4
 """Without a GPU this is a trial of the script, maybe on a machine that others use."""
+LOGICAL = [
+    "spec.pipeline.mode=StreamSync",
+    "spec.pipeline.maxStalenessSteps=0",
+    "spec.pipeline.delivery=Logical",
+    "spec.pipeline.steps=3",
+    'spec.generators=[{"name": "one", "engine": {"hf": {"slots": 8, "batchInvariant": true}}}]',
+    "spec.storage.archive.sharePercent=100",
+]
 ROOM = 1.3
 """Of an engine's memory beside that of its weights: keys and values, graphs, buffers."""
 
@@ -268,6 +279,25 @@ def modes(shape: Shape, *, until_s: float) -> None:
     print(f"\nStreamAsync is {ratio:.2f} times as fast as Colocated, in one run of {STEPS} steps each")
 
 
+def replay(shape: Shape, *, until_s: float) -> None:
+    """One job, then what the command says of it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model, run = folder / "model", folder / "run"
+        model.mkdir()
+        save_structure(shape, model)
+        random_model(model).save_pretrained(model)
+        empty_cache()
+        file = save_job(shape, folder, model=model)
+        start(file, folder=run, changes=LOGICAL)
+        command = [sys.executable, "-m", "streamrl_cli.main", "replay", str(run)]
+        said = subprocess.run(
+            command, capture_output=True, text=True, timeout=until_s - time.monotonic(), check=False, cwd=folder
+        )
+    print(f"```\n{said.stdout}{said.stderr}```")
+    assert said.returncode == 0, "the replay gave other weights, or none"
+
+
 # ---- the command
 
 
@@ -289,9 +319,12 @@ PARTS = {
     "machine": Part(run=machine, base_s=30, once=True),
     "copies": Part(run=copies, base_s=30, once=True),
     "rates": Part(run=rates, base_s=90, billion_s=30),
+    "rows": Part(run=rows, base_s=45, billion_s=10),
+    "experts": Part(run=experts, base_s=30, once=True),
     "generator": Part(run=generator, base_s=180, billion_s=6),
     "trainer": Part(run=trainer, base_s=60, billion_s=15),
     "modes": Part(run=modes, base_s=240, billion_s=10),
+    "replay": Part(run=replay, base_s=120, billion_s=10, once=True),
 }
 """Most of it is for the start of vLLM, which compiles; most parts end sooner. All of 0.5B fit in fifteen minutes. A part gets what is left, if that is half of its budget."""
 

@@ -4,8 +4,9 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from random_models import (
     DEVICE,
     GPU,
     GROUP,
+    PRECISION,
     PROMPT_TOKENS,
+    SHAPES,
     Shape,
     drawn_groups,
     empty_cache,
@@ -22,11 +25,17 @@ from random_models import (
     save_structure,
 )
 from torch.profiler import ProfilerActivity, profile
+from transformers import AutoConfig, AutoModelForCausalLM
+from vllm_engine import save_tokenizer
 
 from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import parse_job
+from streamrl_workers.models.load import DTYPES
+from streamrl_workers.stream.packing import unpack_int32
 from streamrl_workers.trainer.engines import torch_engine
 from streamrl_workers.trainer.engines.setup import EngineSetup
+from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 
 COPY_BYTES = 2**31 if GPU else 2**24
 """In bfloat16."""
@@ -138,6 +147,107 @@ def _trained(engine: Any, shape: Shape, *, profiled: bool, until_s: float) -> tu
     attention = sorted({event.key for event in events if any(word in event.key.lower() for word in _ATTENTION)})
     table = events.table(sort_by=by, row_limit=KERNELS, max_name_column_width=80)
     return step_s, [f"attention: {', '.join(attention) or 'no kernel of its own'}", "```", table, "```"]
+
+
+def rows(shape: Shape, *, until_s: float) -> None:
+    """A table of the two layouts; on a processor `Packed` is the plain path by document, on a GPU the kernel of torch."""
+    groups = list(_uneven(shape))
+    tokens = sum(len(one.prompt_tokens) + len(one.tokens) for group in groups for one in group.samples) // 4
+    print(
+        f"{tokens:,} tokens a step\n\n| layout | tokens/s | peak memory | loss | gradient norm |\n|---|---|---|---|---|"
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        save_structure(shape, Path(scratch))
+        random_model(Path(scratch)).save_pretrained(scratch)
+        for layout in ("Padded", "Packed"):
+            _forget()
+            spec = parse_job(job(shape, Path(scratch), microBatchTokens=PASSES[0], microBatchLayout=layout)).spec
+            engine = torch_engine.create(EngineSetup(spec=spec, model_path=scratch, threads=None))
+            first, times = _step(engine, groups, number=0), list[float]()
+            while len(times) < STEPS and (not times or time.monotonic() + times[-1] < until_s):
+                began_s = time.monotonic()
+                _step(engine, groups, number=len(times) + 1)
+                times.append(time.monotonic() - began_s)
+            memory = f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if GPU else ""
+            numbers = f"{first['loss']:.6f} | {first['gradient_norm']:.6f}"
+            print(f"| {layout} | {tokens / statistics.median(times):,.0f} | {memory} | {numbers} |", flush=True)
+            del engine
+
+
+def _uneven(shape: Shape) -> Iterator[pb.Group]:
+    """The drawn groups, their answers cut to lengths that differ."""
+    random = Random(0)
+    for group in drawn_groups(shape):
+        for sample in group.samples:
+            count = random.randint(1, shape.tokens)
+            sample.tokens, sample.logprobs = sample.tokens[: 4 * count], sample.logprobs[: 4 * count]
+            sample.spans[0].tokens = count
+        yield group
+
+
+def _step(engine: TorchEngine, groups: Sequence[pb.Group], *, number: int) -> dict[str, float]:
+    engine.begin_step(number, attempt=1)
+    engine.add(groups)
+    return engine.finish_step()
+
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 8, "moe_intermediate_size": 64},
+    "gpt_oss": {"num_local_experts": 8},
+}
+"""What a configuration says beside the common sizes, by model type."""
+
+
+def experts(shape: Shape, *, until_s: float) -> None:
+    """A line for each family: mean log-prob of the same tokens, of the trainer and of transformers, before and after an update."""
+    del until_s
+    print("| family | version | trainer | transformers | difference |\n|---|---|---|---|---|")
+    tiny = SHAPES["tiny"]
+    groups = list(_uneven(tiny))
+    for family, own in EXPERTS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            before, after = Path(scratch) / "before", Path(scratch) / "after"
+            _save_experts(family, own, before)
+            after.mkdir()
+            _forget()
+            spec = parse_job(job(tiny, before, microBatchTokens=512)).spec
+            engine = torch_engine.create(EngineSetup(spec=spec, model_path=str(before), threads=None))
+            for version, folder in enumerate((before, after)):
+                if version:
+                    _step(engine, groups, number=0)
+                    engine.export(folder)
+                ours = -engine.held_out_loss([sample for group in groups for sample in group.samples])
+                theirs = _mean_logprob(folder, groups)
+                print(f"| {family} | {version} | {ours:.6f} | {theirs:.6f} | {ours - theirs:.6f} |", flush=True)
+            del engine
+
+
+def _save_experts(family: str, own: dict[str, Any], folder: Path) -> None:
+    """Two layers with experts, and random weights."""
+    config = AutoConfig.for_model(
+        family,
+        **{"vocab_size": SHAPES["tiny"].vocabulary, "hidden_size": 128, "intermediate_size": 128, "head_dim": 32},
+        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "num_experts_per_tok": 2},
+        **{"max_position_embeddings": 2048, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
+        **own,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    save_tokenizer(folder)
+
+
+@torch.no_grad()
+def _mean_logprob(folder: Path, groups: Sequence[pb.Group]) -> float:
+    """Of the answers' tokens by transformers, each sample alone, in the trainer's precision."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[PRECISION]).to(DEVICE).eval()
+    found = []
+    for group in groups:
+        for sample in group.samples:
+            prompt, answer = unpack_int32(sample.prompt_tokens), unpack_int32(sample.tokens)
+            tokens = torch.tensor([*prompt, *answer], device=DEVICE)
+            logprobs = model(tokens.unsqueeze(0)).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+            found += logprobs.gather(1, tokens[len(prompt) :].unsqueeze(1)).flatten().tolist()
+    return statistics.fmean(found)
 
 
 def _forget() -> None:

@@ -15,5 +15,5 @@ def test_without_a_gpu_every_part_runs_on_a_tiny_shape() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, env=environ, check=False)
     assert done.returncode == 0, done.stderr
     assert "no GPU" in done.stdout
-    for part in ("machine", "copies", "rates", "generator", "trainer", "modes"):
+    for part in ("machine", "copies", "rates", "rows", "experts", "generator", "trainer", "modes", "replay"):
         assert f"| {part} | tiny | done |" in done.stdout, done.stdout + done.stderr

@@ -163,6 +163,25 @@ def test_checkpoints_move_between_replicas_and_shards_bit_for_bit(
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("family", ["tied", "qwen3_moe"])
+def test_four_ranks_equal_one(tmp_path: Path, model: Path, family: str) -> None:
+    folder = model if family == "tied" else save_tiny(family, tmp_path / "model", vocab_size=32)  # as groups have
+    job: dict[str, Any] = {**SMALL, "algorithm": KL}
+    one = _one(folder, **job)
+    expected = _steps(one)
+    with RankTeam(tmp_path / "four", size=4, model=folder, **job) as team:
+        assert team.answer() == "ready"
+        metrics, tensors = team.steps(STEPS, groups=GROUPS), team.tensors("four")
+        assert team.leave() == [0] * 4, team.log(1)
+    for step in range(STEPS):
+        assert metrics[step] == pytest.approx(expected[step], rel=1e-5, abs=1e-5), step
+    (tmp_path / "one").mkdir()
+    for name, tensor in tensors_in(tmp_path / "one", act(one, {"do": "tensors", "folder": tmp_path / "one"})).items():
+        torch.testing.assert_close(tensors.pop(name), tensor, rtol=1e-5, atol=1e-5)
+    assert not tensors
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize(("family", "size"), [("tied", 4), ("qwen3_moe", 2), ("qwen3_moe", 4)])
 def test_ranks_publish_what_they_hold(tmp_path: Path, model: Path, family: str, size: int) -> None:
     folder = model if family == "tied" else save_tiny(family, tmp_path / "model")

@@ -23,6 +23,7 @@ class _Fold:
         self.checkpoint_step = 0
         self.step = 0
         self.compositions: dict[int, tuple[int, ...]] = {}
+        self.cuts: dict[int, bytes] = {}
         self.evaluated: set[int] = set()
         self.history = LengthHistory()
         self.ended = False
@@ -43,6 +44,7 @@ class _Fold:
                 self.attempt, self.instance, self.step = record.attempt, record.instance, record.step
             case rec.StepTaken():
                 self.compositions[record.step] = record.group_ids
+                self.cuts[record.step] = record.cuts
                 self.step = record.step + 1
             case rec.Checkpointed():
                 self._checkpoint(record.step)
@@ -65,6 +67,7 @@ class _Fold:
     def _checkpoint(self, step: int) -> None:
         self.checkpoint_step = step
         for covered in [taken for taken in self.compositions if taken < step]:
+            self.cuts.pop(covered)
             for group_id in self.compositions.pop(covered):
                 self._forget(group_id)
 
@@ -103,6 +106,7 @@ def replay(records: Iterable[rec.Record]) -> rec.Recovered:
         step=fold.step,
         groups=fold.groups(),
         compositions=dict(sorted(fold.compositions.items())),
+        cuts={step: cuts for step, cuts in fold.cuts.items() if cuts},
         evaluated_steps=frozenset(fold.evaluated),
         prompt_lengths=fold.history.means(),
         ended=fold.ended,

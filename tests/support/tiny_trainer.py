@@ -1,7 +1,8 @@
 """A torch engine around a model of two small layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -11,7 +12,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
-from streamrl_workers.models.documents import attend_by_document
+from streamrl_workers.models.documents import Documents, attend_by_document
 from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
@@ -80,6 +81,28 @@ def tiny_worker(spec: RLJobSpec, *, memory: PassMemory | None = None, **model: i
         critic=_critic_of(algorithm),
     )
     return RankWorker(parts, spec=spec, memory=memory)
+
+
+def gpu_error() -> None:
+    """Raise what a GPU without memory raises."""
+    raise torch.OutOfMemoryError("injected")
+
+
+def narrow_worker(
+    spec: RLJobSpec, *, rows: int, error: Callable[[], None] = gpu_error, memory: PassMemory | None = None
+) -> RankWorker:
+    """A worker whose policy takes at most `rows` sequences at once."""
+    worker = tiny_worker(spec, memory=memory)
+    model = worker._model
+    wide: Callable[..., Any] = model.forward
+
+    def forward(inputs_BL: torch.Tensor, *, documents: Documents, **rest: Any) -> Any:
+        if len(documents.begins) - 1 > rows:
+            error()
+        return wide(inputs_BL, documents=documents, **rest)
+
+    model.forward = forward
+    return worker
 
 
 def _critic_of(algorithm: Algorithm) -> ValueModel | None:

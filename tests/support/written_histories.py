@@ -51,6 +51,7 @@ async def write_history(
             group_ids=tuple(group.group_id for group in groups),
             version_hash=hashes[-1],
             micro_steps=tuple(micro_steps),
+            cuts=engine.cuts().SerializeToString(),
         )
         await opened.write([taken])
         hashes.append(tensors_hash(engine.tensors() | engine.probe()))

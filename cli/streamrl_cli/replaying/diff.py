@@ -88,6 +88,13 @@ def _step_differences(ours: HistoryStep, theirs: HistoryStep) -> Iterator[str]:
         yield f"groups came in the order {_listed(left)} | {_listed(right)}"
     if ours.micro_steps != theirs.micro_steps:
         yield f"micro-steps behind groups {_listed(ours.micro_steps)} | {_listed(theirs.micro_steps)}"
+    if ours.cuts != theirs.cuts:
+        yield f"passes were cut to the memory: {_cuts(ours.cuts)} | {_cuts(theirs.cuts)}"
+
+
+def _cuts(cuts: pb.PassCuts) -> str:
+    room = f"at most {cuts.room_tokens} tokens" if cuts.room_tokens else "not limited"
+    return f"{room}, {len(cuts.halved)} in halves"
 
 
 _READINGS: dict[str, Callable[[pb.Sample], Sequence[object]]] = {

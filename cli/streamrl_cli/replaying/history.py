@@ -5,12 +5,13 @@ Steps that were taken back are none of these: what counts is the history of the 
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from streamrl.errors import UserError
 from streamrl.keys import FILE_JOB
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJob, read_job
 from streamrl_workers.scheduler.journal.adoption import read_adopted
 from streamrl_workers.scheduler.journal.check import store_of
@@ -29,6 +30,8 @@ class HistoryStep:
     """In the order in which the trainer got them."""
     micro_steps: tuple[int, ...]
     """Groups that had come when each micro-step took what waited, as of `StepDone`."""
+    cuts: pb.PassCuts = field(default_factory=pb.PassCuts)
+    """Cuts of its passes to the memory, as of `StepDone`."""
     version_hash: bytes
     """Of version `step`, which it began with."""
 
@@ -99,5 +102,6 @@ def _step(run_dir: Path, step: int, found: list[StoredGroup], *, batch: int) -> 
         attempt=groups[0].head.attempt,
         groups=tuple(groups),
         micro_steps=tuple(place for place, rise in enumerate(rises) if rise),
+        cuts=groups[0].head.cuts,
         version_hash=groups[0].head.version_hash,
     )

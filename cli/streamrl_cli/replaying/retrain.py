@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def retrain(engine: TrainEngine, steps: Sequence[HistoryStep], *, parts: RankParts = NO_PARTS) -> Iterator[bytes]:
-    """Take the steps as they were taken, with the same micro-steps; the hash of the version that each begins with, then of the last one."""
+    """Take the steps as they were taken, with the same micro-steps and passes; the hash of the version that each begins with, then of the last one."""
     weights = WeightStore(newest_kept=1)
 
     def published(attempt: int, step: int) -> bytes:
@@ -80,7 +80,7 @@ def retrain(engine: TrainEngine, steps: Sequence[HistoryStep], *, parts: RankPar
 
 
 def _take(engine: TrainEngine, taken: HistoryStep) -> None:
-    engine.begin_step(taken.step, attempt=taken.attempt)
+    engine.begin_step(taken.step, attempt=taken.attempt, cuts=taken.cuts)
     for count, group in enumerate(taken.groups, start=1):
         samples = group.read().samples
         engine.add([pb.Group(group_id=group.head.group_id, step=taken.step, samples=samples)])

@@ -515,7 +515,7 @@ class Credit(_message.Message):
     def __init__(self, bytes: _Optional[int] = ...) -> None: ...
 
 class StepDone(_message.Message):
-    __slots__ = ("step", "group_ids", "metrics", "advantages", "version_hash", "micro_steps", "states")
+    __slots__ = ("step", "group_ids", "metrics", "advantages", "version_hash", "micro_steps", "states", "cuts")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -530,6 +530,7 @@ class StepDone(_message.Message):
     VERSION_HASH_FIELD_NUMBER: _ClassVar[int]
     MICRO_STEPS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    CUTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     group_ids: _containers.RepeatedScalarFieldContainer[int]
     metrics: _containers.ScalarMap[str, float]
@@ -537,7 +538,16 @@ class StepDone(_message.Message):
     version_hash: bytes
     micro_steps: _containers.RepeatedScalarFieldContainer[int]
     states: _containers.RepeatedCompositeFieldContainer[TurnState]
-    def __init__(self, step: _Optional[int] = ..., group_ids: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., advantages: _Optional[bytes] = ..., version_hash: _Optional[bytes] = ..., micro_steps: _Optional[_Iterable[int]] = ..., states: _Optional[_Iterable[_Union[TurnState, _Mapping]]] = ...) -> None: ...
+    cuts: PassCuts
+    def __init__(self, step: _Optional[int] = ..., group_ids: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., advantages: _Optional[bytes] = ..., version_hash: _Optional[bytes] = ..., micro_steps: _Optional[_Iterable[int]] = ..., states: _Optional[_Iterable[_Union[TurnState, _Mapping]]] = ..., cuts: _Optional[_Union[PassCuts, _Mapping]] = ...) -> None: ...
+
+class PassCuts(_message.Message):
+    __slots__ = ("room_tokens", "halved")
+    ROOM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HALVED_FIELD_NUMBER: _ClassVar[int]
+    room_tokens: int
+    halved: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, room_tokens: _Optional[int] = ..., halved: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Published(_message.Message):
     __slots__ = ("version", "size_bytes")
@@ -609,16 +619,25 @@ class TrainerCommand(_message.Message):
     def __init__(self, welcome: _Optional[_Union[TrainerWelcome, _Mapping]] = ..., group: _Optional[_Union[Group, _Mapping]] = ..., step_recorded: _Optional[_Union[StepRecorded, _Mapping]] = ..., journal_synced: _Optional[_Union[JournalSynced, _Mapping]] = ..., idle: _Optional[_Union[Idle, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., held_out: _Optional[_Union[HeldOut, _Mapping]] = ...) -> None: ...
 
 class TrainerWelcome(_message.Message):
-    __slots__ = ("attempt", "batch_groups", "lease_seconds", "held_out_samples")
+    __slots__ = ("attempt", "batch_groups", "lease_seconds", "held_out_samples", "cuts")
+    class CutsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: PassCuts
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[PassCuts, _Mapping]] = ...) -> None: ...
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     BATCH_GROUPS_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     HELD_OUT_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    CUTS_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     batch_groups: int
     lease_seconds: float
     held_out_samples: int
-    def __init__(self, attempt: _Optional[int] = ..., batch_groups: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., held_out_samples: _Optional[int] = ...) -> None: ...
+    cuts: _containers.MessageMap[int, PassCuts]
+    def __init__(self, attempt: _Optional[int] = ..., batch_groups: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., held_out_samples: _Optional[int] = ..., cuts: _Optional[_Mapping[int, PassCuts]] = ...) -> None: ...
 
 class HeldOut(_message.Message):
     __slots__ = ("samples",)
@@ -745,7 +764,7 @@ class SampleTexts(_message.Message):
     def __init__(self, turns: _Optional[_Iterable[str]] = ..., observations: _Optional[_Iterable[str]] = ..., contexts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ArchivedGroup(_message.Message):
-    __slots__ = ("group_id", "prompt_index", "start_version", "step", "attempt", "drop_reason", "advantages", "samples", "position", "micro_step", "version_hash")
+    __slots__ = ("group_id", "prompt_index", "start_version", "step", "attempt", "drop_reason", "advantages", "samples", "position", "micro_step", "version_hash", "cuts")
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_INDEX_FIELD_NUMBER: _ClassVar[int]
     START_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -757,6 +776,7 @@ class ArchivedGroup(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     MICRO_STEP_FIELD_NUMBER: _ClassVar[int]
     VERSION_HASH_FIELD_NUMBER: _ClassVar[int]
+    CUTS_FIELD_NUMBER: _ClassVar[int]
     group_id: int
     prompt_index: int
     start_version: int
@@ -768,7 +788,8 @@ class ArchivedGroup(_message.Message):
     position: int
     micro_step: int
     version_hash: bytes
-    def __init__(self, group_id: _Optional[int] = ..., prompt_index: _Optional[int] = ..., start_version: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., drop_reason: _Optional[str] = ..., advantages: _Optional[bytes] = ..., samples: _Optional[_Iterable[_Union[ArchivedSample, _Mapping]]] = ..., position: _Optional[int] = ..., micro_step: _Optional[int] = ..., version_hash: _Optional[bytes] = ...) -> None: ...
+    cuts: PassCuts
+    def __init__(self, group_id: _Optional[int] = ..., prompt_index: _Optional[int] = ..., start_version: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., drop_reason: _Optional[str] = ..., advantages: _Optional[bytes] = ..., samples: _Optional[_Iterable[_Union[ArchivedSample, _Mapping]]] = ..., position: _Optional[int] = ..., micro_step: _Optional[int] = ..., version_hash: _Optional[bytes] = ..., cuts: _Optional[_Union[PassCuts, _Mapping]] = ...) -> None: ...
 
 class ArchivedSample(_message.Message):
     __slots__ = ("reward", "tokens")

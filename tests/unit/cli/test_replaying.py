@@ -25,7 +25,7 @@ from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 from streamrl_workers.weights.hashing import TensorBytes
 from support.hostile import write_json
 from support.jobs import simulated_job
-from support.tiny_trainer import tiny_engine
+from support.tiny_trainer import engine_on, narrow_worker, tiny_engine
 from support.trainer_groups import trainer_spec
 from support.written_histories import BATCH, STEPS, Change, write_history
 
@@ -57,6 +57,15 @@ async def test_versions_come_out_again_bit_for_bit(seed: int, rule: str, tmp_pat
     assert list(retrain(engine(rule), history.steps)) == hashes
     whole = [replace(step, micro_steps=()) for step in history.steps]
     assert list(retrain(engine(rule), whole)) != hashes, "another cut of the same samples rounds otherwise"
+
+
+async def test_versions_of_steps_whose_memory_ran_out_come_out_again_bit_for_bit(tmp_path: Path) -> None:
+    job = trainer_spec(microBatchTokens=64)
+    hashes = await write_history(tmp_path / "run", engine_on(narrow_worker(job, rows=2), spec=job))
+    history = read_history(tmp_path / "run")
+    assert history.steps[0].cuts.halved
+    assert history.steps[-1].cuts.room_tokens
+    assert list(retrain(engine(), history.steps)) == hashes
 
 
 async def test_some_steps_are_replayed_alone(tmp_path: Path) -> None:

@@ -168,7 +168,9 @@ class Core:
     def _wire_trainer(self, ready: ReadyGroups) -> None:
         """Make what gives groups to the trainer, and the extensions."""
         settings, outbox, groups, window = self._settings, self._outbox, self._groups, self._groups.window
-        link = TrainerLink(step=self._recovered.step, compositions=dict(self._recovered.compositions))
+        link = TrainerLink(
+            step=self._recovered.step, compositions=dict(self._recovered.compositions), cuts=dict(self._recovered.cuts)
+        )
         order = extensions.ordered(
             settings,
             InArrivalOrder(window=window, ready=ready),

@@ -42,6 +42,8 @@ class TrainerLink:
     """The step that the trainer fills."""
     compositions: dict[int, tuple[int, ...]]
     """Step -> groups of its record; steps >= `step` are repeated with exactly these groups."""
+    cuts: dict[int, bytes] = field(default_factory=dict)
+    """Step -> `pb.PassCuts` of its record, where passes were cut."""
     connected: bool = False
     connections: int = 0
     """How often a trainer has connected."""

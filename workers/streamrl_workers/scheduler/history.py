@@ -116,6 +116,7 @@ class History:
                 advantages=done.advantages,
                 version_hash=done.version_hash,
                 micro_steps=tuple(done.micro_steps),
+                cuts=done.cuts.SerializeToString(),
             ),
             then=partial(self._recorded, self._consume(done)),
         )
@@ -145,6 +146,7 @@ class History:
         summary = self._summarize(done, groups)
         for group in groups:
             self._groups.consume(group)
+        self._link.cuts[self._link.step] = done.cuts.SerializeToString()
         if not self._delivery.replaying:
             self._link.compositions[self._link.step] = tuple(done.group_ids)
             self._window.advance()
@@ -173,6 +175,7 @@ class History:
         self._oldest_checkpoint = checkpointed.oldest_step
         compositions = self._link.compositions
         for step in [step for step in compositions if step < self._oldest_checkpoint]:
+            self._link.cuts.pop(step, None)
             for group_id in compositions.pop(step):
                 self._groups.forget(group_id)
         self._outbox.write(Checkpointed(step=self._oldest_checkpoint, path=checkpointed.path))
@@ -289,6 +292,11 @@ class History:
             attempt=self.attempt,
             batch_groups=self._settings.batch_groups,
             lease_seconds=self._settings.lease_s,
+            cuts={
+                step: pb.PassCuts.FromString(self._link.cuts.get(step, b""))
+                for step in self._link.compositions
+                if step >= self._link.step
+            },
         )
         welcome.MergeFrom(self._welcome_fields)
         self._outbox.to_trainer(pb.TrainerCommand(welcome=welcome))

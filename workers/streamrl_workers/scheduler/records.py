@@ -65,6 +65,7 @@ class StepTaken:
     """As of `StepDone`, and so are the others."""
     version_hash: bytes = b""
     micro_steps: tuple[int, ...] = ()
+    cuts: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +177,8 @@ class Recovered:
     compositions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """step -> groups, newest record of every step >= `checkpoint_step`. Steps >= `step` were undone by a rollback:
     the attempt takes them again with exactly these groups."""
+    cuts: Mapping[int, bytes] = field(default_factory=dict)
+    """Passes of the same records, each a `pb.PassCuts`; those that were not cut are left out."""
     evaluated_steps: frozenset[int] = frozenset()
     prompt_lengths: Mapping[int, float] = field(default_factory=dict)
     """EMA of completion tokens by prompt key, for length prediction."""

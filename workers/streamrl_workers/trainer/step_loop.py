@@ -179,6 +179,8 @@ class StepLoop:
         self.weight_stall_s = {"copy": 0.0, "wait": 0.0}
         """Of all versions since this process began."""
         self._batch_groups = 0
+        self._cuts: Mapping[int, pb.PassCuts] = {}
+        """Of the steps that this attempt repeats."""
         self._held_out: Sequence[pb.Sample] = ()
 
     @property
@@ -209,6 +211,7 @@ class StepLoop:
     def _run(self) -> None:
         welcome = self.session.wait_welcome()
         self.attempt, self._batch_groups = welcome.attempt, welcome.batch_groups
+        self._cuts = dict(welcome.cuts)
         log.info("attempt %d begins at step %d of %d", self.attempt, self.version, self.steps)
         with Publishing(
             self.session, store=self.weights, offer=self.offer, attempt=self.attempt, parts=self.parts
@@ -226,7 +229,7 @@ class StepLoop:
         step, begun_s = self.version, time.monotonic()
         engine = self.engine
         initial = self._held_out_loss(0) if step == 0 else {}
-        engine.begin_step(step, attempt=self.attempt)
+        engine.begin_step(step, attempt=self.attempt, cuts=self._cuts.get(step))
         group_ids, micro_steps = self._gather(step)
         with self.recorder.during("busy"):
             metrics = engine.finish_step()
@@ -243,6 +246,7 @@ class StepLoop:
                 advantages=engine.advantages(group_ids),
                 version_hash=publishing.newest_hash,
                 micro_steps=micro_steps,
+                cuts=engine.cuts(),
                 states=engine.states(),
             )
             self.session.step_done(done)

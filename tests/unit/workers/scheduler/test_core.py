@@ -410,6 +410,18 @@ def test_recorded_steps_are_repeated_with_their_groups_after_everybody_died():
     assert {step: run.history[step] for step in taken} == taken
 
 
+def test_a_trainer_that_repeats_steps_is_given_the_cuts_of_their_passes():
+    run = world(slots=12, batch_groups=2)
+    cuts = pb.PassCuts(room_tokens=7, halved=[2])
+    done = pb.StepDone(step=0, group_ids=[_one_scored(run), _one_scored(run)], cuts=cuts)
+    run.do(run.core.step_done(done))
+    run.commit(100)
+    run.boot()
+    run.start_trainer()
+    run.commit(100)
+    assert dict(run.trainer.inbox[0].welcome.cuts) == {0: cuts}
+
+
 def test_smaller_staleness_on_resume_drops_what_no_longer_fits():
     run = world(slots=12, staleness=2, batch_groups=2)
     for _ in range(3):

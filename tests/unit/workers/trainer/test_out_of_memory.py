@@ -1,7 +1,7 @@
 """Passes that the memory does not hold: measured and cut before, computed in halves, or the line that says what to set."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +10,20 @@ import pytest
 import torch
 
 from streamrl.errors import UserError
+from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
-from streamrl_workers.models.documents import Documents
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.engine import RetryError
-from streamrl_workers.trainer.engines.packing import Layout, PackedSample, pack_sample
+from streamrl_workers.trainer.engines.packing import Layout, PackedSample, pack_sample, rehearsal_sample
 from streamrl_workers.trainer.engines.pass_memory import PassMemory
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics
+from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 from streamrl_workers.trainer.engines.training_step import create_training_step
 from streamrl_workers.trainer.engines.worker import RankWorker
+from streamrl_workers.weights.hashing import tensors_hash
 from support.counted_memory import CountedMemory
-from support.tiny_trainer import engine_on, tiny_worker
+from support.tiny_trainer import engine_on, gpu_error, narrow_worker, tiny_worker, train_steps
 from support.trainer_groups import make_group, trainer_spec
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -43,33 +45,12 @@ def _samples(group: int) -> list[PackedSample]:
     return [one for t in make_group(group).samples for one in pack_sample(t, step=0, attempt=1, advantage=0.5)]
 
 
-def _gpu_error() -> None:
-    raise torch.OutOfMemoryError("injected")
-
-
 def _python_error() -> None:
     raise MemoryError
 
 
 def _processor_error() -> None:
     torch.empty(2**50)
-
-
-def _narrow(
-    spec: RLJobSpec, *, rows: int, error: Callable[[], None] = _gpu_error, memory: PassMemory | None = None
-) -> RankWorker:
-    """A worker whose policy takes at most so many sequences at once."""
-    worker = tiny_worker(spec, memory=memory)
-    model = worker._model
-    wide: Callable[..., Any] = model.forward
-
-    def forward(inputs_BL: torch.Tensor, *, documents: Documents, **rest: Any) -> Any:
-        if len(documents.begins) - 1 > rows:
-            error()
-        return wide(inputs_BL, documents=documents, **rest)
-
-    model.forward = forward
-    return worker
 
 
 def _step(worker: RankWorker, spec: RLJobSpec) -> dict[str, float]:
@@ -85,13 +66,13 @@ def _same_gradients(found: RankWorker, expected: RankWorker) -> None:
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("error", [_gpu_error, _python_error, _processor_error])
+@pytest.mark.parametrize("error", [gpu_error, _python_error, _processor_error])
 @pytest.mark.parametrize("rule", JOBS)
 def test_a_step_in_halves_is_the_same_step(
     rule: str, error: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = trainer_spec(rule=rule, **JOBS[rule])
-    whole, narrow = tiny_worker(spec), _narrow(spec, rows=3, error=error)
+    whole, narrow = tiny_worker(spec), narrow_worker(spec, rows=3, error=error)
     expected = _step(whole, spec)
     assert "did not fit" not in caplog.text
     assert _step(narrow, spec) == pytest.approx(expected, rel=1e-5, abs=1e-5)
@@ -128,7 +109,7 @@ def _prepared(worker: RankWorker, samples: list[PackedSample]) -> list[PackedSam
 
 def test_gradients_that_no_backward_pass_has_touched_are_kept() -> None:
     spec = trainer_spec()
-    worker = _narrow(spec, rows=2)
+    worker = narrow_worker(spec, rows=2)
     passes: list[int] = []
     worker._model.get_parameter("model.layers.0.mlp.up_proj.weight").register_hook(lambda _: passes.append(1))
     worker.accumulate(_samples(1)[:2])
@@ -137,7 +118,7 @@ def test_gradients_that_no_backward_pass_has_touched_are_kept() -> None:
 
 
 def test_a_sample_that_does_not_fit_alone_is_the_users_error() -> None:
-    worker = _narrow(trainer_spec(), rows=0)
+    worker = narrow_worker(trainer_spec(), rows=0)
     with pytest.raises(
         UserError, match=r"^spec.task.sampling.maxTokens: allows samples .* one of \d+ tokens did not fit alone; lower"
     ):
@@ -146,10 +127,102 @@ def test_a_sample_that_does_not_fit_alone_is_the_users_error() -> None:
 
 def test_a_pass_that_failed_makes_the_next_step_pack_less() -> None:
     spec = trainer_spec()
-    worker = _narrow(spec, rows=2)
+    worker = narrow_worker(spec, rows=2)
     assert worker.begin(None) is None
     worker.accumulate(samples := _samples(1))
     assert worker.begin(None) == sum(sample.inputs for sample in samples) // 2
+
+
+STEPS = [[make_group(10 * step + number, step=step) for number in range(3)] for step in range(3)]
+
+
+def _hash_of_repeated(engine: TorchEngine, cuts: Sequence[pb.PassCuts | None]) -> bytes:
+    for step, (groups, cut) in enumerate(zip(STEPS, cuts, strict=True)):
+        engine.begin_step(step, attempt=2, cuts=cut)
+        engine.add(groups)
+        engine.finish_step()
+    return tensors_hash(engine.tensors())
+
+
+def _kept(spec: RLJobSpec, folder: Path) -> PassMemory:
+    """The memory of a rank whose group has restarted."""
+    with pytest.raises(RetryError):
+        narrow_worker(spec, rows=2, memory=PassMemory(spec=spec, device=None, run_dir=folder)).accumulate(_samples(1))
+    return PassMemory(spec=spec, device=None, run_dir=folder)
+
+
+@pytest.mark.usefixtures("_sharded")
+@pytest.mark.parametrize("rule", ["grpo", "ppo"])
+def test_a_step_under_a_kept_limit_is_repeated_bit_for_bit(rule: str, tmp_path: Path) -> None:
+    spec = trainer_spec(rule=rule, **JOBS[rule])
+    cuts, trained = _trained(engine_on(tiny_worker(spec, memory=_kept(spec, tmp_path)), spec=spec))
+    assert cuts[0].room_tokens
+    _assert_repeats(spec, cuts, expected=trained)
+
+
+@pytest.mark.parametrize("rule", JOBS)
+def test_a_step_in_halves_is_repeated_bit_for_bit(rule: str) -> None:
+    spec = trainer_spec(rule=rule, **JOBS[rule])
+    cuts, trained = _trained(engine_on(narrow_worker(spec, rows=3), spec=spec))
+    assert cuts[0].halved
+    assert cuts[-1].room_tokens
+    _assert_repeats(spec, cuts, expected=trained)
+
+
+@pytest.mark.parametrize("rule", ["grpo", "ppo"])
+def test_a_step_for_the_measured_room_is_repeated_bit_for_bit(rule: str) -> None:
+    spec = trainer_spec(rule=rule, **JOBS[rule])
+    with CountedMemory() as unlimited:
+        _step(_measured(spec, unlimited), spec)
+    with CountedMemory(limit_bytes=unlimited.peak_bytes() * 3 // 5) as memory:
+        cuts, trained = _trained(engine_on(_measured(spec, memory), spec=spec))
+    assert cuts[0].room_tokens
+    _assert_repeats(spec, cuts, expected=trained)
+
+
+def _trained(engine: TorchEngine) -> tuple[list[pb.PassCuts], bytes]:
+    """Train; cuts of each step, and the hash of the weights."""
+    cuts = []
+    for step, groups in enumerate(STEPS):
+        train_steps(engine, [groups], first=step)
+        cuts.append(engine.cuts())
+    return cuts, tensors_hash(engine.tensors())
+
+
+def _assert_repeats(spec: RLJobSpec, cuts: list[pb.PassCuts], *, expected: bytes) -> None:
+    """With all the memory the same, but only with the same cuts."""
+    again, uncut = (engine_on(tiny_worker(spec), spec=spec) for _ in range(2))
+    assert _hash_of_repeated(again, cuts) == expected
+    assert _hash_of_repeated(uncut, [None] * len(STEPS)) != expected
+
+
+def test_with_less_room_than_the_step_had_it_is_cut_as_it_was() -> None:
+    """What is measured now is less: the rank takes what fitted before."""
+    spec = trainer_spec()
+    with CountedMemory() as unlimited:
+        _step(_measured(spec, unlimited), spec)
+    expected = _hash_of_repeated(engine_on(tiny_worker(spec), spec=spec), [None] * len(STEPS))
+    with CountedMemory() as memory:
+        engine = engine_on(_measured(spec, memory), spec=spec)
+        memory.free_bytes = lambda: unlimited.peak_bytes() // 4  # type: ignore[method-assign]
+        assert _hash_of_repeated(engine, [pb.PassCuts()] * len(STEPS)) == expected
+
+
+def test_a_checkpoint_holds_the_limit_of_a_rank_alone(tmp_path: Path) -> None:
+    """As if the process had not been killed; other settings forget the limit."""
+    spec = trainer_spec()
+    killed, resumed = (engine_on(narrow_worker(spec, rows=3), spec=spec) for _ in range(2))
+    train_steps(killed, STEPS[:1])
+    killed.save(tmp_path).result()
+    train_steps(killed, STEPS[1:2], first=1)
+    resumed.load(tmp_path)
+    train_steps(resumed, STEPS[1:2], first=1)
+    assert resumed.cuts() == killed.cuts()
+    assert resumed.cuts().room_tokens
+    assert tensors_hash(resumed.tensors()) == tensors_hash(killed.tensors())
+    other = tiny_worker(trainer_spec(activationCheckpointing=True))
+    other.load(str(tmp_path))
+    assert other.begin(None) is None
 
 
 @pytest.fixture
@@ -167,7 +240,7 @@ def test_among_shards_the_group_restarts_once_with_half_the_tokens(tmp_path: Pat
 
     def live(**trainer: Any) -> RankWorker:
         spec = trainer_spec(**trainer)
-        return _narrow(spec, rows=2, memory=PassMemory(spec=spec, device=None, run_dir=tmp_path))
+        return narrow_worker(spec, rows=2, memory=PassMemory(spec=spec, device=None, run_dir=tmp_path))
 
     first, samples = live(), _samples(1)
     tokens = sum(sample.inputs for sample in samples)
@@ -185,10 +258,48 @@ def test_among_shards_the_group_restarts_once_with_half_the_tokens(tmp_path: Pat
 @pytest.mark.usefixtures("_sharded")
 def test_among_shards_a_sample_alone_is_no_retry(tmp_path: Path) -> None:
     spec = trainer_spec()
-    worker = _narrow(spec, rows=0, memory=PassMemory(spec=spec, device=None, run_dir=tmp_path))
+    worker = narrow_worker(spec, rows=0, memory=PassMemory(spec=spec, device=None, run_dir=tmp_path))
     with pytest.raises(UserError, match=r"^spec.task.sampling.maxTokens: .* did not fit alone"):
         worker.accumulate(_samples(1)[:1])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("_sharded")
+def test_a_pass_without_a_sample_that_does_not_fit_is_not_one_of_0_tokens(tmp_path: Path) -> None:
+    spec = trainer_spec()
+    worker = narrow_worker(spec, rows=0, memory=PassMemory(spec=spec, device=None, run_dir=tmp_path))
+    with pytest.raises(UserError, match=r"^spec.trainer: needs more memory than rank 0 has: .* pass without a sample"):
+        worker.accumulate([])
+
+
+@pytest.mark.usefixtures("_sharded")
+def test_a_limit_that_cannot_be_kept_is_a_line(tmp_path: Path) -> None:
+    """As on a full disk: the folder cannot be made."""
+    (tmp_path / "memory").symlink_to("/dev/full")
+    spec = trainer_spec()
+    worker = narrow_worker(spec, rows=2, memory=PassMemory(spec=spec, device=None, run_dir=tmp_path))
+    with pytest.raises(UserError, match=r"/memory/0.json: cannot be written"):
+        worker.accumulate(_samples(1))
+
+
+def test_a_rehearsal_counts_what_samples_of_differing_lengths_take() -> None:
+    """Their attention works on copies, so a token takes more than one of a long sample."""
+    spec = trainer_spec()
+    with CountedMemory(limit_bytes=10**8) as memory:
+        worker = _measured(spec, memory)
+        room = worker.rehearse(60)
+        free = memory.free_bytes()
+    assert room is not None
+    samples = [rehearsal_sample(length) for length in [14] * 20 + [6] * 20]
+    with CountedMemory() as counted:
+        worker = tiny_worker(spec)
+        worker.accumulate(samples)
+        counted.reset_peak()
+        before = counted.used_bytes()
+        worker.accumulate(samples)
+        taken = counted.peak_bytes() - before
+    tokens = sum(sample.inputs for sample in samples)
+    assert taken / tokens * room < free
 
 
 def test_other_errors_of_a_pass_stay_what_they_are() -> None:
@@ -196,7 +307,7 @@ def test_other_errors_of_a_pass_stay_what_they_are() -> None:
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match=r"^a bug$"):
-        _narrow(trainer_spec(), rows=0, error=broken).accumulate(_samples(1))
+        narrow_worker(trainer_spec(), rows=0, error=broken).accumulate(_samples(1))
 
 
 def _measured(spec: RLJobSpec, memory: CountedMemory) -> RankWorker:

@@ -73,6 +73,7 @@ def recorded(session: LateGroups) -> Iterator[HistoryStep]:
             attempt=1,
             groups=tuple(taken),
             micro_steps=tuple(done.micro_steps),
+            cuts=done.cuts,
             version_hash=done.version_hash,
         )
 

@@ -123,6 +123,14 @@ def test_published_tensors_are_copies_with_tied_names_once():
     assert bytes(engine.tensors()["model.embed_tokens.weight"].data) != before
 
 
+def test_an_export_changes_nothing(tmp_path):
+    """A model that attends by documents still does."""
+    engine = tiny_engine(trainer_spec())
+    before = engine.held_out_loss(_groups()[0].samples)
+    engine.export(tmp_path)
+    assert engine.held_out_loss(_groups()[0].samples) == before
+
+
 def test_the_export_loads(tmp_path):
     engine = tiny_engine(trainer_spec())
     _whole_step(engine, _groups())

@@ -110,6 +110,8 @@ class Consumption:
     micro_step: int
     version_hash: bytes
     """Of the version that the step began with; of position 0 alone."""
+    cuts: bytes
+    """Of the step, a `pb.PassCuts`; of position 0 alone."""
 
 
 def consumptions(
@@ -118,10 +120,11 @@ def consumptions(
     """Group -> the step that counts, of the steps from `first` on; of all groups, or of `wanted`."""
     counting = {step: attempt for step, attempt, _ in read_steps(connection, first=first)}
     rows = connection.execute(
-        "SELECT step, attempt, group_ids, advantages, version_hash, micro_steps FROM steps WHERE step >= ?", (first,)
+        "SELECT step, attempt, group_ids, advantages, version_hash, micro_steps, cuts FROM steps WHERE step >= ?",
+        (first,),
     )
     found = {}
-    for step, attempt, packed, advantages, version_hash, packed_micro_steps in rows:
+    for step, attempt, packed, advantages, version_hash, packed_micro_steps, cuts in rows:
         if counting.get(step) != attempt:
             continue
         group_ids, micro_steps = unpack_int64(packed), unpack_int64(packed_micro_steps)
@@ -136,6 +139,7 @@ def consumptions(
                     position=position,
                     micro_step=bisect_right(micro_steps, position),
                     version_hash=b"" if position else version_hash,
+                    cuts=b"" if position else cuts,
                 )
     return found
 
@@ -169,6 +173,7 @@ def read_stored(
         position=None if step is None else step.position,
         micro_step=0 if step is None else step.micro_step,
         version_hash=b"" if step is None else step.version_hash,
+        cuts=pb.PassCuts.FromString(step.cuts) if step is not None and step.cuts else None,
         samples=[
             pb.ArchivedSample(
                 reward=sample.reward if sample.HasField("reward") else None, tokens=completion_tokens(sample)

@@ -35,7 +35,7 @@ from streamrl_workers.scheduler.journal.integrity import (
     row_digest,
 )
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 SAMPLE_BITS = 10
 """Samples of one group fit in so many bits (groupSize is at most 1024)."""
 
@@ -64,6 +64,7 @@ _TABLES = {
         "advantages BLOB",
         "version_hash BLOB NOT NULL",
         "micro_steps BLOB NOT NULL",
+        "cuts BLOB NOT NULL",
         "PRIMARY KEY (step, attempt)",
     ],
     "checkpoints": ["step INTEGER PRIMARY KEY", "path TEXT NOT NULL"],

@@ -118,7 +118,7 @@ def _dropped(connection: sqlite3.Connection, record: rec.Dropped) -> Garbage:
 
 def _step_taken(connection: sqlite3.Connection, record: rec.StepTaken) -> Garbage:
     connection.execute(
-        "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
         (
             record.step,
             record.attempt,
@@ -127,6 +127,7 @@ def _step_taken(connection: sqlite3.Connection, record: rec.StepTaken) -> Garbag
             record.advantages or None,
             record.version_hash,
             pack_int64(record.micro_steps),
+            record.cuts,
         ),
     )
     return []
@@ -414,7 +415,7 @@ def load(connection: sqlite3.Connection) -> Recovered:
     attempt, instance = connection.execute(
         "SELECT attempt, instance FROM attempts ORDER BY attempt DESC LIMIT 1"
     ).fetchone() or (0, "")
-    step, compositions = _steps(connection)
+    step, compositions, cuts = _steps(connection)
     return Recovered(
         next_group_id=_next_group_id(connection),
         attempt=attempt,
@@ -423,6 +424,7 @@ def load(connection: sqlite3.Connection) -> Recovered:
         step=step,
         groups=_groups(connection, recorded={group_id for ids in compositions.values() for group_id in ids}),
         compositions=compositions,
+        cuts=cuts,
         evaluated_steps=frozenset(row[0] for row in connection.execute("SELECT step FROM evaluations")),
         prompt_lengths=_lengths(connection),
         ended=has_ended(connection),
@@ -445,13 +447,19 @@ def _next_group_id(connection: sqlite3.Connection) -> int:
     return max(read_compacted(connection).next_group_id, first, 0 if newest is None else newest + 1)
 
 
-def _steps(connection: sqlite3.Connection) -> tuple[int, dict[int, tuple[int, ...]]]:
-    """Steps taken, and what was recorded for each step behind the checkpoint; for one that was taken back, by the newest attempt."""
+def _steps(connection: sqlite3.Connection) -> tuple[int, dict[int, tuple[int, ...]], dict[int, bytes]]:
+    """Steps taken; groups and cuts recorded for each step after the checkpoint; of one that was taken back, by the newest attempt."""
     first = newest_checkpoint(connection)
-    counting = {step: group_ids for step, _, group_ids in read_steps(connection, first=first)}
+    counting = {step: attempt for step, attempt, _ in read_steps(connection, first=first)}
     taken = max(counting, default=first - 1) + 1
-    rows = connection.execute("SELECT step, group_ids FROM steps WHERE step >= ? ORDER BY step, attempt", (taken,))
-    return taken, counting | {step: tuple(unpack_int64(group_ids)) for step, group_ids in rows}
+    rows = connection.execute(
+        "SELECT step, attempt, group_ids, cuts FROM steps WHERE step >= ? ORDER BY step, attempt", (first,)
+    )
+    records = {
+        step: (group_ids, cuts) for step, attempt, group_ids, cuts in rows if counting.get(step, attempt) == attempt
+    }
+    compositions = {step: tuple(unpack_int64(group_ids)) for step, (group_ids, _) in records.items()}
+    return taken, compositions, {step: cuts for step, (_, cuts) in records.items() if cuts}
 
 
 def read_samples(connection: sqlite3.Connection, group_id: int) -> tuple[bytes, ...]:

@@ -42,8 +42,11 @@ class RankLostError(RetryError):
 class TrainEngine(Protocol):
     """Trains one model, one step at a time."""
 
-    def begin_step(self, step: int, *, attempt: int) -> None:
-        """Start step `step` (version `step` becomes `step + 1`); whatever an unfinished step had gathered is forgotten."""
+    def begin_step(self, step: int, *, attempt: int, cuts: pb.PassCuts | None = None) -> None:
+        """Start step `step` (version `step` becomes `step + 1`); whatever an unfinished step had gathered is forgotten.
+
+        `cuts`: of the step that is repeated, so that it gives the same bits; None: it is a new one.
+        """
 
     def add(self, groups: Sequence[pb.Group]) -> None:
         """Take groups of the step that was begun."""
@@ -62,6 +65,9 @@ class TrainEngine(Protocol):
 
     def advantages(self, group_ids: Sequence[int]) -> bytes:
         """Of the samples of the step that has been finished, as `StepDone` has them; empty: this engine forms none."""
+
+    def cuts(self) -> pb.PassCuts:
+        """Return how the passes of the step that has been finished were cut to the memory."""
 
     def states(self) -> Sequence[pb.TurnState]:
         """For later steps, behind the one that has been finished, as `StepDone` has them."""

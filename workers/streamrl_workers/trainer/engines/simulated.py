@@ -36,9 +36,9 @@ class SimulatedTrainEngine:
         self._waiting_tokens = 0
         self._metrics = StepMetrics(step=0)
 
-    def begin_step(self, step: int, *, attempt: int) -> None:
-        """Begin; the attempt changes nothing here."""
-        del attempt
+    def begin_step(self, step: int, *, attempt: int, cuts: pb.PassCuts | None = None) -> None:
+        """Begin; attempt and cuts change nothing here."""
+        del attempt, cuts
         self._waiting_tokens = 0
         self._metrics = StepMetrics(step=step)
 
@@ -77,6 +77,10 @@ class SimulatedTrainEngine:
         """None: there is no algorithm."""
         del group_ids
         return b""
+
+    def cuts(self) -> pb.PassCuts:
+        """None: there are no passes."""
+        return pb.PassCuts()
 
     def states(self) -> Sequence[pb.TurnState]:
         """None: there is no algorithm."""

@@ -91,13 +91,15 @@ class TorchEngine:
         self._fresh: list[pb.Sample] = []
         self._spec, self._rehearsed = spec, False
         self._busy_s = 0.0
+        self._cuts = pb.PassCuts()
 
-    def begin_step(self, step: int, *, attempt: int) -> None:
+    def begin_step(self, step: int, *, attempt: int, cuts: pb.PassCuts | None = None) -> None:
         """Begin with gradients and sums of zero."""
         self._metrics = StepMetrics(step=step)
         self._busy_s = 0.0
         self._step.begin(step, attempt=attempt)
-        self._step.limit(everywhere(self._ranks, "begin"))
+        repeated = None if cuts is None else [cuts.room_tokens, list(cuts.halved)]
+        self._step.limit(everywhere(self._ranks, "begin", repeated))
         self._fresh = []
         if self._replay is not None:
             for group in self._replay.draw(step):
@@ -124,6 +126,7 @@ class TorchEngine:
         """The rest of the work, and the updates."""
         with self._busy():
             numbers = self._step.finish(self._metrics)
+        self._cuts = pb.PassCuts(room_tokens=self._step.room_tokens, halved=everywhere(self._ranks, "halved")[0])
         updates = int(numbers["updates"])
         measured = forward_metrics(
             everywhere(self._data_ranks, "measured"),
@@ -152,6 +155,10 @@ class TorchEngine:
     def advantages(self, group_ids: Sequence[int]) -> bytes:
         """As the algorithm formed them."""
         return pack_float32(value for group_id in group_ids for value in self._step.advantages[group_id])
+
+    def cuts(self) -> pb.PassCuts:
+        """As the ranks cut them; where each computes halves on its own, there is one rank."""
+        return self._cuts
 
     def states(self) -> list[pb.TurnState]:
         """Of earlier samples, by the replay buffer."""

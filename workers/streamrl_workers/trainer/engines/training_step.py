@@ -83,6 +83,12 @@ class TrainingStep(ABC):
             )
         self._pending.room_tokens = room
 
+    @property
+    def room_tokens(self) -> int:
+        """Return the tokens that the memory lets passes have; 0: as many as the job says."""
+        room = self._pending.room_tokens
+        return room if room < self._budget_tokens else 0
+
     @abstractmethod
     def add(self, group: pb.Group) -> None:
         """Take a group."""

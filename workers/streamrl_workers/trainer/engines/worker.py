@@ -205,9 +205,13 @@ class RankWorker:
         del payload
         return self._passes
 
-    def begin(self, payload: None) -> int | None:
-        """A step: gradients and sums of zero. Return the tokens of a pass that fit the memory; None: as many as the job says."""
-        del payload
+    def begin(self, repeated: Payload) -> int | None:
+        """A step: gradients and sums of zero. Return the tokens of a pass that fit the memory; None: as many as the job says.
+
+        `repeated`: room and halved passes of the step that is repeated, as of `pb.PassCuts`; None: it is a new one.
+        """
+        self._repeated = repeated
+        self._memory.begin(repeated)
         kl = self._algorithm.reference_kl
         self._sums = ForwardMetrics(self._device, estimator=kl.estimator if kl else "K3")
         self._diffs = LogprobDiff(self._device, pools=self._pools)
@@ -220,20 +224,22 @@ class RankWorker:
         """Measure a pass of so many tokens, which changes nothing, and begin."""
         positions = getattr(self._model.config, "max_position_embeddings", None) or tokens
         self._memory.rehearse(self._rehearsed, min(tokens, positions))
-        return self.begin(None)
+        return self.begin(self._repeated)
 
-    def _rehearsed(self, tokens: int) -> None:
-        """One pass, in both directions, of a sample whose tokens are all trained but the first."""
-        drawn = rehearsal_sample(tokens, critic_values=0 if self._critic is None else self._critic.values_of_token)
+    def _rehearsed(self, lengths: Sequence[int]) -> None:
+        """One pass, in both directions, of samples whose tokens are all trained but the first."""
+        values = 0 if self._critic is None else self._critic.values_of_token
+        drawn = [rehearsal_sample(tokens, critic_values=values) for tokens in lengths]
         try:
-            self._prepared([drawn])
-            self._accumulate([drawn], policy=True, critic=True, counted=False)
+            self._prepared(drawn)
+            self._accumulate(drawn, policy=True, critic=True, counted=False)
         except MAY_BE_MEMORY as error:
-            self._memory.halves([drawn], error, tokens=drawn.inputs)
+            self._memory.halves(drawn, error, tokens=self._passes.tokens(drawn))
 
     def prepare(self, samples: Sequence[PackedSample]) -> list[dict[str, Payload]]:
         """What is said of each sample before the step's updates, as fields of `PackedSample`: log-probs, the reference's, values."""
         try:
+            self._memory.begin_pass()
             return self._prepared(samples)
         except MAY_BE_MEMORY as error:
             halves = self._memory.halves(samples, error, tokens=self._passes.tokens(samples))
@@ -244,6 +250,7 @@ class RankWorker:
         """One micro-step: forward and backward, of the policy and of the critic if there is one."""
         before = self._gradient_versions()
         try:
+            self._memory.begin_pass()
             self._accumulate(samples, policy=policy, critic=critic)
         except MAY_BE_MEMORY as error:
             halves = self._memory.halves(samples, error, tokens=self._passes.tokens(samples))
@@ -310,6 +317,11 @@ class RankWorker:
         del payload
         self._zero()
 
+    def halved(self, payload: None) -> list[int]:
+        """The step's passes that were computed in halves, by number."""
+        del payload
+        return self._memory.halved
+
     def measured(self, payload: None) -> list[float]:
         """The step's sums on this rank."""
         del payload
@@ -373,6 +385,7 @@ class RankWorker:
     def save(self, directory: str) -> "Future[FileHashes]":
         """Copy models, optimisers, random state; a thread writes the copies."""
         root, writes = Path(directory), {}
+        self._memory.save(root)
         for path, model, optimiser in self._states(root):
             path.mkdir(exist_ok=True)
             file = shard_path(path, rank_of())
@@ -386,6 +399,7 @@ class RankWorker:
     def load(self, directory: str) -> None:
         """Go back to what was saved."""
         self._base = None
+        self._memory.load(Path(directory))
         for path, model, optimiser in self._states(Path(directory)):
             model_files.load(path, model=model, optimiser=optimiser.adamw)
 
