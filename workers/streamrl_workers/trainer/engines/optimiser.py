@@ -67,7 +67,7 @@ class Optimiser:
         if filled:
             self._parts.append(torch.optim.AdamW(filled, lr=spec.learning_rate, betas=_BETAS, fused=True))
         if matrices:
-            self._parts.append(_RowsMuon(matrices, weight_decay=spec.weight_decay, device=compute_device(model)))
+            self._parts.append(_ShardedMuon(matrices, weight_decay=spec.weight_decay, device=compute_device(model)))
         self._part_of = {p: part for part in self._parts for group in part.param_groups for p in group["params"]}
 
     @property
@@ -138,7 +138,7 @@ def muon_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return list({id(p): p for p in found}.values())
 
 
-class _RowsMuon(torch.optim.Muon):
+class _ShardedMuon(torch.optim.Muon):
     """Muon of matrices whose rows lie on all ranks; torch's own computes the direction of a whole one."""
 
     def __init__(self, matrices: list[torch.nn.Parameter], *, weight_decay: float, device: torch.device) -> None:
