@@ -32,6 +32,7 @@ def model(
     return ModelSizes(
         parameters=parameters,
         trained=parameters,
+        matrices=parameters - embeddings,
         embeddings=embeddings,
         vocabulary=vocabulary,
         hidden=hidden,

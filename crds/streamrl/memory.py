@@ -37,6 +37,7 @@ class ModelSizes:
 
     parameters: int
     trained: int  # parameters with a gradient: all, those of the adapters, or those of side path and last layers
+    matrices: int  # of the trained ones, those in matrices of the transformer blocks: `Muon` keeps one moment of each
     embeddings: int  # parameters of embeddings and head, once if they are tied
     vocabulary: int
     hidden: int
@@ -112,6 +113,7 @@ def rank_memory(
     number = number_bytes(trainer)
     critic_trained = sizes.parameters if trainer.sherl is None or target else sizes.trained
     trained = sizes.trained + critic_trained * critic
+    single = 0 if trainer.optimizer == "AdamW" else sizes.matrices * (1 + (critic and critic_trained == sizes.trained))
     weights = sizes.parameters * (1 + critic + target) + frozen_parameters
     block = (sizes.parameters - sizes.embeddings) // sizes.layers
     gathered = (_GATHERED_BLOCKS * block + 2 * sizes.embeddings) * number
@@ -119,7 +121,7 @@ def rank_memory(
     return RankMemory(
         parameters=weights * _FLOAT32 // trainer.replica_ranks,
         gradients=trained * _FLOAT32 // trainer.replica_ranks,
-        optimiser=trained * _ADAM_FLOATS * _FLOAT32 // trainer.replica_ranks,
+        optimiser=(trained * _ADAM_FLOATS - single) * _FLOAT32 // trainer.replica_ranks,
         gathered=gathered if trainer.sharded else 0,
         logits=(_LOGIT_COPIES * min(chunk_logits(device_bytes), tokens * sizes.vocabulary) + largest) * _FLOAT32,
         publishing=largest * number // trainer.replica_ranks,

@@ -69,7 +69,7 @@ def check_published(team: RankTeam, gathered: Mapping[str, torch.Tensor], *, hol
 @pytest.mark.parametrize(
     ("rule", "job", "only_two"),
     [
-        ("grpo", {**SMALL, "algorithm": KL}, {}),
+        ("grpo", {**SMALL, "optimizer": "Muon", "algorithm": KL}, {}),
         (
             "ppo",
             {**SMALL, "algorithm": {"epochs": 2, "miniBatches": 2, **KL}},
@@ -262,7 +262,7 @@ def _state(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_checkpoints_move_between_one_and_two_ranks_bit_for_bit(tmp_path: Path, model: Path) -> None:
-    job: dict[str, Any] = {"rule": "ppo", "schedule": "Cosine", "steps": 10}
+    job: dict[str, Any] = {"rule": "ppo", "schedule": "Cosine", "steps": 10, "optimizer": "Muon"}
     one, again = _one(model, **job), _one(model, **job)
     _steps(one, count=2)
     folders = {name: str(tmp_path / name) for name in ("one", "two", "later", "export", "back", "forth")}

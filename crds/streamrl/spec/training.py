@@ -19,6 +19,9 @@ from streamrl.spec.generators import GeneratorEngine, PoolName
 from streamrl.spec.gpus import GPU, enough_gpus
 from streamrl.spec.pod import TrainerPod
 
+Optimizer = Literal["AdamW", "Muon"]
+"""Rules by which gradients become updates."""
+
 Mode = Literal["Colocated", "Batch", "StreamSync", "StreamAsync"]
 
 ON_POLICY_MODES: tuple[Mode, ...] = ("Colocated", "StreamSync")
@@ -187,7 +190,7 @@ class Parallelism(SpecModel):
 
 
 class Trainer(SpecModel):
-    """The trainer and its optimiser (AdamW)."""
+    """The trainer and its optimiser."""
 
     engine: TrainerEngine = Field(
         default_factory=lambda: TrainerEngine.model_validate({"torch": {}}), description="What trains."
@@ -209,6 +212,10 @@ class Trainer(SpecModel):
         ge=5,
         le=86_400,
         description="Longest wait of one rank for another; then all begin again at the checkpoint.",
+    )
+    optimizer: Optimizer = Field(
+        default="AdamW",
+        description="Muon (arXiv 2502.16982): for the matrices of the transformer blocks, whose steps have the size of AdamW's; the rest by AdamW.",
     )
     learning_rate: float = Field(default=1e-6, gt=0, le=1, description="Peak learning rate.")
     schedule: Literal["Constant", "Linear", "Cosine"] = Field(

@@ -242,6 +242,7 @@ def _sizes(job: RLJob, architecture: Architecture) -> ModelSizes:
     return ModelSizes(
         parameters=architecture.parameters,
         trained=_trained(job, architecture),
+        matrices=_matrices(job, architecture),
         embeddings=architecture.embeddings,
         vocabulary=architecture.vocabulary,
         hidden=architecture.hidden,
@@ -337,3 +338,14 @@ def _memory(number: int | None) -> str:
 
 def _range(least: int | Decimal, most: int | Decimal) -> str:
     return f"{least}" if least == most else f"{least} to {most}"
+
+
+def _matrices(job: RLJob, architecture: Architecture) -> int:
+    """Of them, those in matrices of the transformer blocks; the experts of a layer are one stack, no matrix."""
+    trainer, trained = job.spec.trainer, _trained(job, architecture)
+    if trainer.lora is not None:
+        return trained
+    blocks = trained if trainer.sherl is not None else trained - architecture.embeddings
+    layers = architecture.layers if trainer.sherl is None else min(trainer.sherl.late_layers, architecture.layers)
+    stacks = 3 * architecture.hidden * architecture.feed_forward * architecture.experts * layers
+    return blocks - stacks if architecture.experts > 1 else blocks

@@ -14,6 +14,7 @@ WEIGHTS = 7_615_616_512
 QWEN25_7B = ModelSizes(
     parameters=WEIGHTS,
     trained=WEIGHTS,
+    matrices=WEIGHTS - 2 * 152_064 * 3584,
     embeddings=2 * 152_064 * 3584,
     vocabulary=152_064,
     hidden=3584,
@@ -58,6 +59,7 @@ def task_of(*, tokens: int = 1024, **changes: Any) -> Task:
         ({}, "parameters", 28.4),
         ({}, "gradients", 28.4),
         ({}, "optimiser", 56.7),
+        ({"optimizer": "Muon"}, "optimiser", 32.4),
         ({}, "gathered", 0.0),
         ({}, "logits", 2.8),  # three copies of 256 MiB, the gradient of the head
         ({}, "publishing", 2.0),  # the head

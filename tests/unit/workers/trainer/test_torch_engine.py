@@ -9,10 +9,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.models.published import as_tensor
 from streamrl_workers.stream.packing import unpack_int32
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 from streamrl_workers.weights.hashing import tensors_hash
-from support.tiny_trainer import VOCABULARY, tiny_engine, tiny_model
+from support.tiny_trainer import VOCABULARY, engine_on, tiny_engine, tiny_model, tiny_worker
 from support.trainer_groups import make_group, trainer_spec
 
 
@@ -80,7 +81,12 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted():
 
 
 @pytest.mark.parametrize(
-    "job", [{"schedule": "Cosine", "warmUpSteps": 1}, {"rule": "ppo", "algorithm": {"miniBatches": 2}}]
+    "job",
+    [
+        {"schedule": "Cosine", "warmUpSteps": 1},
+        {"rule": "ppo", "algorithm": {"miniBatches": 2}},
+        {"rule": "ppo", "optimizer": "Muon", "schedule": "Linear"},
+    ],
 )
 def test_training_resumes_bit_for_bit(tmp_path, job):
     spec = trainer_spec(**job)
@@ -110,6 +116,37 @@ def test_a_checkpoint_of_another_model_is_the_users_error(tmp_path):
     engine.save(tmp_path).result()
     with pytest.raises(UserError, match="does not fit this model"):
         tiny_engine(trainer_spec(), hidden_size=32).load(tmp_path)
+
+
+@pytest.mark.parametrize(("wrote", "reads"), [("AdamW", "Muon"), ("Muon", "AdamW")])
+def test_a_checkpoint_of_another_optimizer_is_refused_by_its_name(tmp_path, wrote, reads):
+    tiny_engine(trainer_spec(optimizer=wrote)).save(tmp_path).result()
+    with pytest.raises(UserError) as refused:
+        tiny_engine(trainer_spec(optimizer=reads)).load(tmp_path)
+    told = str(refused.value)
+    assert told.startswith(f"spec.trainer.optimizer: must be {wrote}, whose state is in the checkpoint {tmp_path}")
+    assert f"got '{reads}'" in told
+
+
+def test_muon_moves_matrices_of_blocks_as_torchs_own_and_the_rest_as_adamw():
+    """The first update of each tensor by its gradient, both taken from the engine that has AdamW."""
+    before, trained, gradients = {}, {}, {}
+    for optimizer in ("AdamW", "Muon"):
+        spec = trainer_spec(optimizer=optimizer, weightDecay=0.1)
+        engine = engine_on(worker := tiny_worker(spec), spec=spec)
+        before = {name: as_tensor(tensor).clone() for name, tensor in engine.tensors().items()}
+        _whole_step(engine, _groups())
+        gradients = worker.gradients()
+        trained[optimizer] = {name: as_tensor(tensor) for name, tensor in engine.tensors().items()}
+    matrices = {name for name, tensor in before.items() if ".layers." in name and tensor.ndim == 2}
+    assert len(matrices) == 2 * 7
+    for name, tensor in before.items():
+        expected = trained["AdamW"][name]
+        if name in matrices:
+            expected = torch.nn.Parameter(tensor)
+            expected.grad = gradients[name]
+            torch.optim.Muon([expected], lr=1e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw").step()
+        torch.testing.assert_close(trained["Muon"][name], expected.detach(), rtol=1e-6, atol=1e-7)
 
 
 def test_published_tensors_are_copies_with_tied_names_once():

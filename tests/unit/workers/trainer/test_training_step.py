@@ -14,10 +14,10 @@ from streamrl_workers.trainer.algorithms import ALGORITHMS, create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import ModelTurn, TokenView
 from streamrl_workers.trainer.algorithms.objective import normalised, token_rewards
 from streamrl_workers.trainer.algorithms.ppo import generalised
+from streamrl_workers.trainer.engines.optimiser import learning_rate
 from streamrl_workers.trainer.engines.packing import pack_sample
 from streamrl_workers.trainer.engines.process_group import SingleRank
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine
-from streamrl_workers.trainer.engines.worker import learning_rate
 from streamrl_workers.weights.hashing import tensors_hash
 from support.tiny_trainer import engine_on, tiny_engine, tiny_worker
 from support.trainer_groups import branched, make_group, trainer_spec

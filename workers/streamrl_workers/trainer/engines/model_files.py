@@ -8,7 +8,7 @@ Only what is trained is in the state: the weights below adapters, or before a si
 """
 
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,8 @@ from streamrl_workers.models.load import structure_of
 from streamrl_workers.models.published import Parameters, as_bytes, as_tensor, merged
 from streamrl_workers.models.side_path import save_with_side_path, side_path_of
 from streamrl_workers.trainer.engines.engine import FileHash
-from streamrl_workers.trainer.engines.shard_files import ShardWriter, read_shards
+from streamrl_workers.trainer.engines.optimiser import Optimiser, written_by
+from streamrl_workers.trainer.engines.shard_files import ShardWriter, read_shards, tensor_names
 from streamrl_workers.trainer.engines.sharding import Precision, published_dtype, rank_of
 from streamrl_workers.trainer.engines.slices import PublishedView, copy_slices
 from streamrl_workers.weights.hashing import TensorBytes
@@ -34,7 +35,7 @@ _ADAPTER_FOLDER = "adapter"
 
 
 def stage(
-    path: Path, *, model: torch.nn.Module, optimiser: torch.optim.Optimizer, writer: ShardWriter, room_bytes: int
+    path: Path, *, model: torch.nn.Module, optimiser: Optimiser, writer: ShardWriter, room_bytes: int
 ) -> Callable[[], FileHash]:
     """Copy this rank's part of the state, as `writer` does; the result writes it into the file `path`."""
     tensors, _ = _state(model, optimiser)
@@ -42,19 +43,32 @@ def stage(
     return writer.stage(path, tensors, own=own, room_bytes=room_bytes)
 
 
-def load(directory: Path, *, model: torch.nn.Module, optimiser: torch.optim.Optimizer) -> None:
+def load(directory: Path, *, model: torch.nn.Module, optimiser: Optimiser) -> None:
     """Read it back, bit for bit, whatever number of ranks wrote it."""
     tensors, moments = _state(model, optimiser)
     try:
+        _check_optimizer(tensor_names(directory), optimiser=optimiser, directory=directory)
         own = read_shards(directory, tensors, rank=rank_of())
+    except UserError:
+        raise
     except (ValueError, KeyError, OSError) as error:
         raise UserError(
             field=str(directory), rule=f"does not fit this model: {error}", fix="resume with the job that wrote it"
         ) from error
-    for name, parameter in _trained(model):
-        optimiser.state[parameter] = moments[name]
+    optimiser.restore({parameter: moments[name] for name, parameter in _trained(model)})
     if _RANDOM in own:
         torch.set_rng_state(own[_RANDOM])
+
+
+def _check_optimizer(names: Iterable[str], *, optimiser: Optimiser, directory: Path) -> None:
+    """Refuse the state of another optimizer. `names`: of the tensors of the checkpoint."""
+    if (written := written_by(names)) != optimiser.name:
+        raise UserError(
+            field="spec.trainer.optimizer",
+            rule=f"must be {written}, whose state is in the checkpoint {directory}",
+            got=optimiser.name,
+            fix=f"set {written}, or begin a new run with the trained weights alone (weightsFrom)",
+        )
 
 
 def published_views(
@@ -163,10 +177,10 @@ def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]
 
 
 def _state(
-    model: torch.nn.Module, optimiser: torch.optim.Optimizer
+    model: torch.nn.Module, optimiser: Optimiser
 ) -> tuple[dict[str, torch.Tensor], dict[str, dict[str, torch.Tensor]]]:
     """Everything by name, to be saved or loaded into; and the optimiser's part of it by parameter."""
-    moments = {name: _moments(optimiser, parameter) for name, parameter in _trained(model)}
+    moments = {name: optimiser.moments(parameter) for name, parameter in _trained(model)}
     named = model.named_parameters()
     lasting = ((name, one) for name, one in named if one.requires_grad or name.startswith("target."))  # a critic's copy
     state: dict[str, Any] = {f"model.{name}": parameter for name, parameter in lasting}
@@ -180,13 +194,3 @@ def _buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Those that belong to the model, not those that it can compute."""
     lasting = model.state_dict(keep_vars=True).keys()
     return ((name, buffer) for name, buffer in model.named_buffers() if name in lasting)
-
-
-def _moments(optimiser: torch.optim.Optimizer, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """AdamW's state of one parameter; zeros before its first step."""
-    known: dict[str, torch.Tensor] = optimiser.state.get(parameter) or {
-        "step": torch.zeros((), device=parameter.device),  # where the fused optimiser keeps it
-        "exp_avg": torch.zeros_like(parameter, requires_grad=False),
-        "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
-    }
-    return known

@@ -175,6 +175,18 @@ def read_shards(directory: Path, tensors: Mapping[str, torch.Tensor], *, rank: i
         raise ValueError(str(error)) from error
 
 
+def tensor_names(directory: Path) -> set[str]:
+    """Return the names of the tensors of all ranks. Raises ValueError or OSError: a file cannot be read."""
+    names: set[str] = set()
+    try:
+        for path in directory.glob(_FILES):
+            with safe_open(path, "pt") as file:
+                names.update(file.keys())
+    except SafetensorError as error:
+        raise ValueError(str(error)) from error
+    return names
+
+
 def shard_path(directory: Path, rank: int) -> Path:
     return directory / f"rank-{rank:05d}.safetensors"
 

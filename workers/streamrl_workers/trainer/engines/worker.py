@@ -1,7 +1,7 @@
 """What every rank computes, in lockstep: forward and backward passes, sums, optimiser updates.
 
-Owns: the models of this rank, their gradients and optimisers, the learning rate, the sums of a step. Does not own: which sample goes
-where (`training_step.py`), processes (`process_group.py`), files (`model_files.py`).
+Owns: the models of this rank, their gradients, the sums of a step. Does not own: which sample goes where (`training_step.py`), how
+gradients become updates (`optimiser.py`), processes (`process_group.py`), files (`model_files.py`).
 
 Each public method of `RankWorker` takes one payload and answers with one (`rank_link.Payload`), and is called on every rank in the
 same order. A rank without samples passes a dummy through the same models: what runs, runs everywhere.
@@ -13,13 +13,9 @@ gradients would. Above one rank each holds a part of every tensor; the norm is t
 A micro-step for which the memory does not suffice is computed in halves. Where its backward pass had begun to add, the update's
 micro-steps are computed again from its start: half a gradient is never kept. That is so where nothing is sharded; what follows among
 shards is decided in `pass_memory.py`.
-
-The learning rate rises: step s < W takes (s + 1) / W of the peak (W = warm-up steps). Behind it, with x = (s - W) / (N - W) the
-share of the fall that has passed (N = steps of the run): Constant 1, Linear 1 - x, Cosine (1 + cos(pi x)) / 2.
 """
 
 import gc
-import math
 import random
 from array import array
 from collections import defaultdict
@@ -36,7 +32,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
 from streamrl.spec.algorithm import UtteranceCritic
-from streamrl.spec.training import Trainer
 from streamrl_workers.models.checkpoint_layout import CheckpointLayout
 from streamrl_workers.models.documents import attends_by_document, attention_tokens
 from streamrl_workers.models.free_memory import free_bytes
@@ -67,6 +62,7 @@ from streamrl_workers.trainer.engines.forward import (
     make_batch,
     value_loss,
 )
+from streamrl_workers.trainer.engines.optimiser import Optimiser
 from streamrl_workers.trainer.engines.packing import (
     DUMMY,
     Layout,
@@ -78,81 +74,12 @@ from streamrl_workers.trainer.engines.packing import (
 from streamrl_workers.trainer.engines.pass_memory import MAY_BE_MEMORY, PassMemory
 from streamrl_workers.trainer.engines.rank_link import Payload
 from streamrl_workers.trainer.engines.shard_files import ShardWriter, shard_path
-from streamrl_workers.trainer.engines.sharding import compute_device, global_norm, local, rank_of
+from streamrl_workers.trainer.engines.sharding import compute_device, rank_of
 from streamrl_workers.trainer.engines.slices import copy_slices
-from streamrl_workers.trainer.engines.tensor_parallel import group_of, partial_gradients, sum_partial
 from streamrl_workers.trainer.engines.throughput import Throughput
 from streamrl_workers.weights.hashing import SliceBytes, TensorBytes
 
 _CRITIC_FOLDER = "critic"
-_BETAS = (0.9, 0.999)
-"""AdamW's own defaults."""
-_NORM_FLOOR = 1e-6
-"""Keeps the division by a norm of zero finite, as torch's own clipping does."""
-
-
-def learning_rate(step: int, *, spec: Trainer, steps: int) -> float:
-    """Of the optimiser step that makes version `step + 1`; `steps` are those of the whole run."""
-    if step < spec.warm_up_steps:
-        return spec.learning_rate * (step + 1) / spec.warm_up_steps
-    passed = (step - spec.warm_up_steps) / max(1, steps - spec.warm_up_steps)
-    if spec.schedule == "Linear":
-        return spec.learning_rate * max(0.0, 1.0 - passed)
-    if spec.schedule == "Cosine":
-        return spec.learning_rate * ((1.0 + math.cos(math.pi * min(1.0, passed))) / 2.0)
-    return spec.learning_rate
-
-
-class Optimiser:
-    """The optimiser of one model."""
-
-    def __init__(self, model: torch.nn.Module, *, spec: Trainer, steps: int) -> None:
-        """`model`: as it stays, sharded and with its adapters; what needs no gradient is left alone."""
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._spec, self._steps = spec, steps
-        self._tensor_group = group_of(model)
-        self._partial = [] if self._tensor_group is None else partial_gradients(model)
-        groups = [
-            {"params": [p for p in self._parameters if p.ndim > 1], "weight_decay": spec.weight_decay},
-            {"params": [p for p in self._parameters if p.ndim <= 1], "weight_decay": 0.0},  # norms and biases
-        ]
-        self.adamw = torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=spec.learning_rate, betas=_BETAS, fused=True
-        )
-
-    @property
-    def owed_bytes(self) -> int:
-        """Bytes of the moments that the first update will allocate."""
-        return 0 if self.adamw.state else 2 * sum(local(p).nbytes for p in self._parameters)
-
-    def zero(self) -> None:
-        """Forget what was accumulated."""
-        for parameter in self._parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            else:
-                parameter.grad.zero_()
-
-    @torch.no_grad()
-    def step(self, step: int, *, scale: float) -> dict[str, float]:
-        """Multiply the sums by `scale`, clip, and update; a gradient that is not finite changes nothing but is counted."""
-        rate = learning_rate(step, spec=self._spec, steps=self._steps)
-        sum_partial([local(p.grad) for p in self._partial if p.grad is not None], group=self._tensor_group)
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        parts = [local(gradient) for gradient in gradients]
-        torch._foreach_mul_(parts, scale)
-        norm = global_norm(gradients)
-        finite = bool(torch.isfinite(norm))
-        if finite:
-            torch._foreach_mul_(parts, torch.clamp(self._spec.gradient_clip_norm / (norm + _NORM_FLOOR), max=1.0))
-            for group in self.adamw.param_groups:
-                group["lr"] = rate
-            self.adamw.step()
-        return {
-            "gradient_norm": float(norm) if finite else 0.0,
-            "learning_rate": rate,
-            "skipped_nonfinite_steps": float(not finite),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -392,7 +319,7 @@ class RankWorker:
             name = str(file.relative_to(root))
             room_bytes = free_bytes(torch.device("cpu"), ranks=self._ranks_here)  # less the copies before this one
             writes[name] = model_files.stage(
-                file, model=model, optimiser=optimiser.adamw, writer=self._writers[name], room_bytes=room_bytes
+                file, model=model, optimiser=optimiser, writer=self._writers[name], room_bytes=room_bytes
             )
         return begin_in_thread(lambda: {name: write() for name, write in writes.items()}, name="trainer-saving")
 
@@ -401,7 +328,7 @@ class RankWorker:
         self._base = None
         self._memory.load(Path(directory))
         for path, model, optimiser in self._states(Path(directory)):
-            model_files.load(path, model=model, optimiser=optimiser.adamw)
+            model_files.load(path, model=model, optimiser=optimiser)
 
     def export(self, directory: str) -> None:
         """As `from_pretrained` loads it."""
