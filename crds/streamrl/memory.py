@@ -2,7 +2,8 @@
 
 An estimate to choose machines by, not a promise: buffers of libraries vary. Pure.
 What a layer keeps for the backward pass was counted on Qwen2, Qwen3 and Llama: 10 to 14 hidden sizes and 4 widths of the feed-forward
-layer a token, in float32; in bfloat16 the former stay (norms compute in float32).
+layer a token, in float32; in bfloat16 the former stay (norms compute in float32). Ranks of a tensor group divide all but 6 hidden sizes
+(8 and 10 were counted with 2 ranks, 8 with 4).
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +26,8 @@ _LOGIT_COPIES = 3
 """Logits of a chunk, scaled, and their softmax, which becomes their gradient."""
 _LAYER_HIDDEN, _LAYER_FEED_FORWARD = 12, 4
 """What a layer keeps for the backward pass, a token."""
+_LAYER_WHOLE = 6
+"""Hidden sizes of them that each rank of a tensor group keeps: inputs and outputs of norms and of the two halves of a layer."""
 _SIDE_WIDTHS = 6
 """What a side path keeps of each layer before it, in widths of its own: features, normed, times the guide, and their gradients."""
 _GATHERED_BLOCKS = 3
@@ -115,15 +118,17 @@ def rank_memory(
     trained = sizes.trained + critic_trained * critic
     single = 0 if trainer.optimizer == "AdamW" else sizes.matrices * (1 + (critic and critic_trained == sizes.trained))
     weights = sizes.parameters * (1 + critic + target) + frozen_parameters
-    block = (sizes.parameters - sizes.embeddings) // sizes.layers
-    gathered = (_GATHERED_BLOCKS * block + 2 * sizes.embeddings) * number
+    tensor = trainer.parallelism.tensor
+    block = (sizes.parameters - sizes.embeddings) // sizes.layers // tensor
     largest = sizes.vocabulary * sizes.hidden
+    head = largest // tensor
+    gathered = (_GATHERED_BLOCKS * block + 2 * (sizes.embeddings - largest + head)) * number
     return RankMemory(
         parameters=weights * _FLOAT32 // trainer.replica_ranks,
         gradients=trained * _FLOAT32 // trainer.replica_ranks,
         optimiser=(trained * _ADAM_FLOATS - single) * _FLOAT32 // trainer.replica_ranks,
         gathered=gathered if trainer.sharded else 0,
-        logits=(_LOGIT_COPIES * min(chunk_logits(device_bytes), tokens * sizes.vocabulary) + largest) * _FLOAT32,
+        logits=(_LOGIT_COPIES * min(chunk_logits(device_bytes), tokens * sizes.vocabulary) + head) * _FLOAT32,
         publishing=largest * number // trainer.replica_ranks,
         activations=tokens * _token_bytes(sizes, trainer=trainer),
     )
@@ -152,7 +157,9 @@ def _token_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:
     side = 0
     if sherl is not None:
         side = (sizes.layers - layers + 1) * (sizes.hidden * number + _SIDE_WIDTHS * sherl.width * _FLOAT32)
-    layer = _LAYER_HIDDEN * sizes.hidden * _FLOAT32 + _LAYER_FEED_FORWARD * sizes.feed_forward * number
+    tensor = trainer.parallelism.tensor
+    hidden = _LAYER_WHOLE + (_LAYER_HIDDEN - _LAYER_WHOLE) / tensor
+    layer = int(hidden * sizes.hidden * _FLOAT32 + _LAYER_FEED_FORWARD / tensor * sizes.feed_forward * number)
     if trainer.activation_checkpointing:
         return side + layers * sizes.hidden * number + layer
     return side + layers * layer
