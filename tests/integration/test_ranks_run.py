@@ -1,7 +1,8 @@
-"""`streamrl run` with two ranks: it learns, and a killed rank costs the steps behind the checkpoint, no more."""
+"""`streamrl run` with two ranks: it learns, and a killed rank costs the steps after the checkpoint, no more."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,6 @@ SMALL = [
     "spec.model.scratch.warmUp.steps=300",
     "spec.task.evaluation.maxPrompts=16",
     "spec.task.evaluation.intervalSteps=20",
-    "spec.trainer.processesPerNode=2",
-    "spec.trainer.rankTimeoutSeconds=120",
     "spec.storage.checkpoints.intervalSteps=4",
 ]
 DEADLINE_S = 500.0
@@ -25,15 +24,25 @@ DEADLINE_S = 500.0
 pytestmark = pytest.mark.timeout(1200)
 
 
-def test_it_learns_and_survives_the_kill_of_a_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("parallelism", "kills"),
+    [({}, 1), pytest.param({"tensor": 2}, 10, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])],
+    ids=["shards", "tensor"],
+)
+def test_it_learns_and_survives_kills_of_ranks(tmp_path: Path, parallelism: dict[str, Any], kills: int) -> None:
     job = load_job(EXAMPLE, overrides=SMALL).model_dump(mode="json", by_alias=True, exclude_none=True)
+    job["spec"]["trainer"] |= {"processesPerNode": 2, "rankTimeoutSeconds": 120, "parallelism": parallelism}
     for module in EXAMPLE.parent.glob("*.py"):
         (tmp_path / module.name).write_text(module.read_text())
     run = LocalRun.start(job, folder=tmp_path / "run", base_dir=tmp_path)
-    wait_for(
-        lambda: run.steps() >= 6 or run.process.poll() is not None, what=f"step 6; {run.logs()}", deadline_s=DEADLINE_S
-    )
-    assert run.kill("trainer-1"), run.logs()
+    for kill in range(kills):
+        step = 6 + 3 * kill
+        wait_for(
+            lambda step=step: run.steps() >= step or run.process.poll() is not None,  # type: ignore[misc]
+            what=f"step {step}; {run.logs()}",
+            deadline_s=DEADLINE_S,
+        )
+        assert run.kill(f"trainer-{(kill + 1) % 2}"), run.logs()
     assert run.process.wait(DEADLINE_S) == 0, run.logs()
     assert "rank 1 is gone" in (run.folder / "logs" / "trainer-0.log").read_text()
     assert "goes on from" in (run.folder / "logs" / "trainer-0.log").read_text()
