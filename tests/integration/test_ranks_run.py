@@ -18,6 +18,7 @@ SMALL = [
     "spec.task.evaluation.maxPrompts=16",
     "spec.task.evaluation.intervalSteps=20",
     "spec.storage.checkpoints.intervalSteps=4",
+    "spec.failurePolicy.maxRestarts=20",
 ]
 DEADLINE_S = 500.0
 
