@@ -147,7 +147,7 @@ def version_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:
 
 def number_bytes(trainer: Trainer) -> int:
     """Of a published weight, and of most activations."""
-    return _BFLOAT16 if trainer.precision == "BF16" else _FLOAT32
+    return _BFLOAT16 if trainer.number_format == "BF16" else _FLOAT32
 
 
 def _token_bytes(sizes: ModelSizes, *, trainer: Trainer) -> int:

@@ -218,13 +218,13 @@ def _loaded_engine(spec: RLJobSpec, pool: GeneratorPool) -> Engine:
         model_path=model_path,
         threads=integer(os.environ, ENV_THREADS),
         add_special_tokens=not spec.task.has_chat,
-        precision=spec.trainer.precision,
+        precision=spec.trainer.number_format,
         sherl=spec.trainer.sherl,
         lora=spec.trainer.unmerged_lora,
     )
     engine = engine_kind(pool.engine.key).create(options)
     model = load_model(model_path)
-    if spec.trainer.precision == "BF16":
+    if spec.trainer.number_format == "BF16":
         model.bfloat16()
     if spec.trainer.sherl is not None:
         add_side_path(model, spec.trainer.sherl)

@@ -16,11 +16,14 @@ from streamrl.spec.base import (
     map_by,
 )
 from streamrl.spec.generators import GeneratorEngine, PoolName
-from streamrl.spec.gpus import GPU, enough_gpus
+from streamrl.spec.gpus import GPU, enough_gpus, gpus_of_any_maker
 from streamrl.spec.pod import TrainerPod
 
 Optimizer = Literal["AdamW", "Muon"]
 """Rules by which gradients become updates."""
+
+NumberFormat = Literal["FP32", "BF16"]
+"""Formats of passes and published weights."""
 
 Mode = Literal["Colocated", "Batch", "StreamSync", "StreamAsync"]
 
@@ -234,11 +237,12 @@ class Trainer(SpecModel):
         default="Auto",
         description="Packed: samples of a pass in one row, without padding. Padded: a row each. Auto: Packed on processors if possible.",
     )
-    precision: Literal["FP32", "BF16"] = Field(
-        default="FP32",
-        description="BF16: passes and published weights in bfloat16, where the hardware has it; weights and optimiser stay in float32.",
+    precision: Literal["Auto", "FP32", "TF32", "BF16"] = Field(
+        default="Auto",
+        description="BF16: passes and published weights in bfloat16, where the hardware has it; weights and optimiser stay in float32. "
+        "TF32: FP32, and the trainer's GPUs multiply matrices in TF32. Auto: BF16 if the pod asks for a GPU, else FP32.",
     )
-    reduce_dtype: Literal["FP32", "BF16"] = Field(
+    reduce_dtype: NumberFormat = Field(
         default="FP32",
         description="Number format in which ranks sum their gradients. BF16 halves the bytes between ranks, and rounds each summand.",
     )
@@ -294,9 +298,17 @@ class Trainer(SpecModel):
         return self.ranks // self.parallelism.tensor
 
     @property
+    def number_format(self) -> NumberFormat:
+        """Format of passes and of published weights. It follows from the job alone, so all its processes agree."""
+        if self.precision == "Auto":
+            asks = self.pod.resource_claims or gpus_of_any_maker(self.pod.resources.limits)
+            return "BF16" if asks else "FP32"
+        return "BF16" if self.precision == "BF16" else "FP32"
+
+    @property
     def sharded(self) -> bool:
         """Whether a rank computes with weights that it gathers block by block, in the format of the pass; alone it is a mesh of one."""
-        return self.ranks > 1 or self.cpu_offload or self.precision == "BF16"
+        return self.ranks > 1 or self.cpu_offload or self.number_format == "BF16"
 
     @property
     def keeps_base(self) -> bool:
@@ -306,7 +318,7 @@ class Trainer(SpecModel):
     @property
     def unmerged_lora(self) -> Lora | None:
         """Adapters that generators compute beside the base: below float32 a merge would round small updates away."""
-        return self.lora if self.precision == "BF16" else None
+        return self.lora if self.number_format == "BF16" else None
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
         FieldRule(
@@ -346,8 +358,8 @@ class Trainer(SpecModel):
             "!has(self.lora) || !has(self.sherl)",
         ),
         FieldRule(
-            "reduceDtype must be FP32 (or absent) with precision FP32: gradients would lose what the passes computed",
-            "self.reduceDtype == 'FP32' || self.precision == 'BF16'",
+            "reduceDtype must be FP32 (or absent) with precision FP32 or TF32: gradients would lose what the passes computed",
+            "self.reduceDtype == 'FP32' || self.precision == 'BF16' || self.precision == 'Auto'",
             "{self.reduce_dtype}",
         ),
     )

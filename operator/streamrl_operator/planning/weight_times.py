@@ -179,7 +179,7 @@ def _deltas(spec: RLJobSpec, *, size_bytes: int, rates: WeightRates) -> DeltaTim
     if not spec.weights.has_deltas:
         return None
     return DeltaTimes(
-        size_bytes=size_bytes * rates.delta_share[spec.trainer.precision],
+        size_bytes=size_bytes * rates.delta_share[spec.trainer.number_format],
         make_s=size_bytes / spec.trainer.replica_ranks / rates.make_delta,
         apply_s=size_bytes / rates.apply_delta,
     )

@@ -77,6 +77,21 @@ def test_numbers_are_finite(number: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("trainer", "number_format"),
+    [
+        ({}, "FP32"),
+        ({"pod": {"resources": {"limits": {"nvidia.com/gpu": "1"}}}}, "BF16"),
+        ({"pod": {"resources": {"limits": {"amd.com/gpu": "1"}}}}, "BF16"),
+        ({"pod": {"resources": {"limits": {"nvidia.com/gpu": "1"}}}, "precision": "FP32"}, "FP32"),
+        ({"pod": {"resources": {"limits": {"nvidia.com/gpu": "1"}}}, "precision": "TF32"}, "FP32"),
+        ({"precision": "BF16"}, "BF16"),
+    ],
+)
+def test_the_number_format_follows_from_the_job(trainer: dict[str, Any], number_format: str) -> None:
+    assert parse_job(document(trainer=trainer)).spec.trainer.number_format == number_format
+
+
+@pytest.mark.parametrize(
     ("mode", "staleness", "fault"),
     [
         ("StreamSync", None, ""),

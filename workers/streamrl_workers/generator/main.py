@@ -134,7 +134,7 @@ async def _serve(
     weights = GeneratorWeights(settings, status=status, instance=instance)
     prover = Prover(
         engine=f"engine {settings.pool.engine.key}",
-        precision=settings.spec.trainer.precision,
+        precision=settings.spec.trainer.number_format,
         quantized=settings.pool.engine.common.quantized,
     )
     loop = EngineLoop(engine, pull=weights.pull, outbox=outbox, recorder=recorder, prover=prover)
@@ -197,7 +197,7 @@ def _create_engine(settings: GeneratorSettings, model_path: str | None, *, faile
         max_tokens=settings.spec.task.sampling.max_tokens,
         threads=settings.threads,
         add_special_tokens=not settings.spec.task.has_chat,
-        precision=settings.spec.trainer.precision,
+        precision=settings.spec.trainer.number_format,
         sherl=settings.spec.trainer.sherl,
         lora=settings.spec.trainer.unmerged_lora,
         failed=failed,

@@ -21,12 +21,13 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
+from streamrl.spec.training import NumberFormat
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
 from streamrl_workers.weights.hashing import TensorBytes
 
@@ -117,7 +118,7 @@ class Prover:
     """Compares an engine with the trainer."""
 
     engine: str = "hf"
-    precision: Literal["FP32", "BF16"] = "FP32"
+    precision: NumberFormat = "FP32"
     quantized: bool = False
 
     def prove(self, engine: Scorer, probe: pb.Probe) -> None:

@@ -265,7 +265,7 @@ class History:
             self.step_done(unrecorded)
 
     def _agree(self, claimed: Sequence[int]) -> None:
-        """Take over which groups the trainer claims to hold. If the end is feasible, so is every state on the way (docs/staleness.md)."""
+        """Take over which groups the trainer claims to hold. If the end is feasible, so is every state on the way (docs/reference/staleness.md)."""
         held = dict.fromkeys(claimed)
         self._delivery.take_back([group_id for group_id in self._link.held if group_id not in held])
         missing = [self._groups.by_id.get(group_id) for group_id in held if group_id not in self._link.held]

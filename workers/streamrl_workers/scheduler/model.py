@@ -12,7 +12,7 @@ raises `IllegalEventError` and changes nothing.
 A group's `min_versions` are the versions of its samples' first tokens: one entry for each sample that has a token (its version) or is
 with a generator without one (the version that its generator had at issue). The smallest is its `start_version`.
 
-The staleness rule (`docs/staleness.md` proves that it is necessary and sufficient): a group begun under version b must be consumed in a
+The staleness rule (`docs/reference/staleness.md` proves that it is necessary and sufficient): a group begun under version b must be consumed in a
 step <= b + S; a step takes exactly B groups. Invariant: for every version j of the window k-S .. k
 
     slack_j = room + (j + S - k) * B - n_j  >=  0,     n_j = live groups begun at <= j,

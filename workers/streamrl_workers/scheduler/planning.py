@@ -1,6 +1,6 @@
 """Which groups are planned, and in which order their samples wait.
 
-`Planner` owns the look-ahead and the admission of groups (`docs/staleness.md`). Train prompts are requested in order, a bounded number
+`Planner` owns the look-ahead and the admission of groups (`docs/reference/staleness.md`). Train prompts are requested in order, a bounded number
 ahead. Group n is made from train prompt n, also after a recovery, unless another source claims the number.
 
     recorded + live <= (step + 1 + S) * B, and never more than the run needs

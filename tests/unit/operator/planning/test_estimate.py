@@ -135,15 +135,15 @@ def test_a_device_holds_all_but_the_process_and_what_is_published() -> None:
     found = estimate(full_job(), config=QWEN3_8B)
     assert found.bytes_per_rank is not None
     assert found.device_bytes_per_rank is not None
-    published = 2 * 4 * 8_190_735_360 // found.ranks
+    published = 2 * 2 * 8_190_735_360 // found.ranks
     assert found.bytes_per_rank - found.device_bytes_per_rank == pytest.approx(GIB + published, rel=0.001)
 
 
 def test_a_generator_holds_two_versions_and_its_cache() -> None:
     (pool, *_) = estimate(full_job(), config=QWEN3_8B).pools
     assert pool.bytes_per_replica is not None
-    cache = 8 * (64 + 1024) * 2 * 36 * 8 * 128 * 4  # slots x tokens x keys and values of all layers in float32
-    assert pool.bytes_per_replica == pytest.approx(GIB + 2 * 4 * 8_190_735_360 + cache, rel=0.001)
+    cache = 8 * (64 + 1024) * 2 * 36 * 8 * 128 * 2  # slots x tokens x keys and values of all layers in bfloat16
+    assert pool.bytes_per_replica == pytest.approx(GIB + 2 * 2 * 8_190_735_360 + cache, rel=0.001)
 
 
 @pytest.mark.parametrize(("part", "value"), [("trainer", {"lora": {}}), ("weights", {"http": {"deltas": True}})])
@@ -153,7 +153,7 @@ def test_a_generator_holds_the_base_of_adapters_or_of_deltas(part: str, value: d
     adapted, whole = (estimate(job, config=QWEN3_8B).pools[0] for job in (parse_job(document), full_job()))
     assert adapted.bytes_per_replica is not None
     assert whole.bytes_per_replica is not None
-    assert adapted.bytes_per_replica - whole.bytes_per_replica == pytest.approx(4 * 8_190_735_360, rel=0.001)
+    assert adapted.bytes_per_replica - whole.bytes_per_replica == pytest.approx(2 * 8_190_735_360, rel=0.001)
 
 
 def test_money() -> None:
@@ -168,9 +168,9 @@ def test_money() -> None:
 
 def test_lines_for_people() -> None:
     assert estimate(full_job(), config=QWEN3_8B).lines()[2:] == [
-        "pool fixed: 3 generators, about 64.4 GiB each, 7.50 an hour",
-        "pool auto: 1 to 5 generators, about 64.4 GiB each, 1.00 to 5.00 an hour",
-        "pool free: 2 generators, about 64.4 GiB each, 2.00 an hour",
+        "pool fixed: 3 generators, about 32.7 GiB each, 7.50 an hour",
+        "pool auto: 1 to 5 generators, about 32.7 GiB each, 1.00 to 5.00 an hour",
+        "pool free: 2 generators, about 32.7 GiB each, 2.00 an hour",
         "all together: 20.50 to 24.50 an hour",
     ]
 

@@ -211,10 +211,13 @@ def test_bf16_trains_in_bfloat16_or_is_refused(model: Path) -> None:
     assert between == {torch.bfloat16}  # what goes from block to block, too
 
 
-def test_hardware_without_bfloat16_is_refused(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+@pytest.mark.parametrize(("precision", "lacking"), [("BF16", "bfloat16"), ("TF32", "TF32")])
+def test_hardware_without_the_format_is_refused(
+    monkeypatch: pytest.MonkeyPatch, model: Path, precision: str, lacking: str
+) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False})
-    with pytest.raises(UserError, match=r"^spec.trainer.precision: must be FP32 on hardware without bfloat16"):
-        build_models(trainer_spec(precision="BF16"), model_path=str(model), device=CPU)
+    with pytest.raises(UserError, match=f"^spec.trainer.precision: must be FP32 on hardware without {lacking}"):
+        build_models(trainer_spec(precision=precision), model_path=str(model), device=CPU)
 
 
 def test_generators_take_what_a_bf16_trainer_publishes(model: Path) -> None:

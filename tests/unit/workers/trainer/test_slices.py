@@ -16,12 +16,12 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import PreTrainedModel
 
-from streamrl.spec.training import Lora, Sherl
+from streamrl.spec.training import Lora, NumberFormat, Sherl
 from streamrl_workers.models.load import load_model
 from streamrl_workers.models.lora import add_adapters
 from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.trainer.engines import model_files, slices
-from streamrl_workers.trainer.engines.sharding import Precision, local, shard
+from streamrl_workers.trainer.engines.sharding import local, shard
 from streamrl_workers.trainer.engines.slices import HostMemory, copy_slices, first_rows, slab_bytes
 from streamrl_workers.weights.hashing import SliceBytes, reserved, row_bytes
 from streamrl_workers.weights.store import WeightStore
@@ -60,7 +60,7 @@ def _as_rank(rank: int, *, of: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _slices(model: PreTrainedModel, *, precision: Precision, ranks: int) -> list[dict[str, SliceBytes]]:
+def _slices(model: PreTrainedModel, *, precision: NumberFormat, ranks: int) -> list[dict[str, SliceBytes]]:
     """What each of the ranks copies of the model."""
     found = []
     for rank in range(ranks):
@@ -80,7 +80,7 @@ def _slices(model: PreTrainedModel, *, precision: Precision, ranks: int) -> list
 @pytest.mark.parametrize("name", MODELS)
 def test_slices_of_all_ranks_are_the_tensors_of_one(name: str, ranks: int, folders: dict[str, Path]) -> None:
     model = _model(name, folders)
-    precision: Precision = "BF16" if ranks % 2 else "FP32"
+    precision: NumberFormat = "BF16" if ranks % 2 else "FP32"
     whole = model_files.tensors(model, precision=precision)
     parts = _slices(model, precision=precision, ranks=ranks)
     assert {one for part in parts for one in part} == whole.keys()

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec.generators import GeneratorEngineSpec
-from streamrl.spec.training import Lora, Sherl
+from streamrl.spec.training import Lora, NumberFormat, Sherl
 from streamrl_workers.weights.hashing import TensorBytes
 
 FinishReason = Literal["stop", "length", "error"]
@@ -42,7 +42,7 @@ class EngineOptions:
     max_tokens: int = 0  # of a completion at most
     threads: int | None = None  # of torch; None = torch's choice
     add_special_tokens: bool = True  # to prompts, as the tokenizer does; a chat template has put them in
-    precision: Literal["FP32", "BF16"] = "FP32"  # of the weights, as the trainer publishes them
+    precision: NumberFormat = "FP32"  # of the weights, as the trainer publishes them
     sherl: Sherl | None = None  # the side path that the trainer's model has
     lora: Lora | None = None  # the adapters that come beside the base; None: none come, or merged into it
     failed: Callable[[str], None] = lambda _: (

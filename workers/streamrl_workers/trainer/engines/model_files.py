@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from streamrl.errors import UserError
+from streamrl.spec.training import NumberFormat
 from streamrl_workers.models.checkpoint_layout import CheckpointLayout
 from streamrl_workers.models.load import structure_of
 from streamrl_workers.models.published import Parameters, as_bytes, as_tensor, merged
@@ -26,7 +27,7 @@ from streamrl_workers.models.side_path import save_with_side_path, side_path_of
 from streamrl_workers.trainer.engines.engine import FileHash
 from streamrl_workers.trainer.engines.optimiser import Optimiser, written_by
 from streamrl_workers.trainer.engines.shard_files import ShardWriter, read_shards, tensor_names
-from streamrl_workers.trainer.engines.sharding import Precision, published_dtype, rank_of
+from streamrl_workers.trainer.engines.sharding import published_dtype, rank_of
 from streamrl_workers.trainer.engines.slices import PublishedView, copy_slices
 from streamrl_workers.weights.hashing import TensorBytes
 
@@ -76,7 +77,7 @@ def published_views(
     *,
     trained: bool | None = None,
     layout: CheckpointLayout | None = None,
-    precision: Precision = "FP32",
+    precision: NumberFormat = "FP32",
 ) -> Iterator[PublishedView]:
     """Yield what is published of the model, as a checkpoint has it: of names that share one storage the first, adapters as `models/published.py` names them.
 
@@ -101,7 +102,7 @@ def tensors(
     *,
     trained: bool | None = None,
     layout: CheckpointLayout | None = None,
-    precision: Precision = "FP32",
+    precision: NumberFormat = "FP32",
 ) -> dict[str, TensorBytes]:
     """Copy what is published, whole, on rank 0; arguments as of `published_views`."""
     views = published_views(model, trained=trained, layout=layout, precision=precision)
@@ -120,7 +121,7 @@ def export(
     model: PreTrainedModel,
     published: Mapping[str, TensorBytes],
     tokenizer: PreTrainedTokenizerBase,
-    precision: Precision = "FP32",
+    precision: NumberFormat = "FP32",
 ) -> None:
     """The model as `from_pretrained` loads it: what generators make of the `published` tensors; adapters also beside it.
 

@@ -27,7 +27,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,7 @@ from torch.utils.checkpoint import checkpoint
 
 from streamrl.errors import UserError
 from streamrl.keys import ENV_LOCAL_RANK
-from streamrl.spec.training import Parallelism
+from streamrl.spec.training import NumberFormat, Parallelism, Trainer
 from streamrl_workers.trainer.engines.blocks import copies_of, part_of
 from streamrl_workers.trainer.engines.engine import RankEnvironment
 from streamrl_workers.trainer.engines.tensor_parallel import TENSOR, cut_model
@@ -246,21 +246,30 @@ def _backend(device: torch.device, *, offload: bool) -> str:
     return "cpu:gloo,cuda:nccl" if offload else "nccl"
 
 
-Precision = Literal["FP32", "BF16"]
+_TF32_CAPABILITY = (8, 0)
+"""CUDA's first compute capability with TF32."""
 
 
-def published_dtype(precision: Precision) -> torch.dtype:
+def published_dtype(precision: NumberFormat) -> torch.dtype:
     """Format of published and exported weights, and of generators."""
     return torch.bfloat16 if precision == "BF16" else torch.float32
 
 
-def check_hardware(precision: Precision, *, device: torch.device) -> None:
-    """Raise UserError where the hardware does not compute in the format: emulated it is slower than float32."""
-    if precision == "BF16" and not has_bf16(device):
+def set_precision(trainer: Trainer, *, device: torch.device) -> None:
+    """Let this process multiply matrices as the job says. Raises UserError where the hardware does not compute in the format: emulated it is slower than float32."""
+    lacking = None
+    if trainer.number_format == "BF16" and not has_bf16(device):
+        lacking = "bfloat16 arithmetic"
+    if trainer.precision == "TF32":
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) >= _TF32_CAPABILITY:
+            torch.set_float32_matmul_precision("high")
+        else:
+            lacking = "TF32"
+    if lacking is not None:
         raise UserError(
             field="spec.trainer.precision",
-            rule="must be FP32 on hardware without bfloat16 arithmetic",
-            got=precision,
+            rule=f"must be FP32 on hardware without {lacking}",
+            got=trainer.precision,
             fix="set FP32, or train on a GPU or processor that has it",
         )
 

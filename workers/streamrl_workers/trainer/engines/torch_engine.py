@@ -260,7 +260,7 @@ def build_models(
 ) -> RankModels:
     """The models of this rank with the initial weights; `mesh`: of all ranks, None = this one alone. Ranks build alike, from the job's seed."""
     trainer = spec.trainer
-    sharding.check_hardware(trainer.precision, device=device)
+    sharding.set_precision(trainer, device=device)
     if trainer.compile:
         sharding.check_compiler(device)
     algorithm = create_algorithm(spec)
@@ -363,7 +363,7 @@ def _finish(
     model: torch.nn.Module, *, trainer: Trainer, device: torch.device, mesh: DeviceMesh | None, trained: bool = True
 ) -> None:
     """In place: what makes a loaded model one that this rank computes with."""
-    dtype = sharding.published_dtype(trainer.precision)
+    dtype = sharding.published_dtype(trainer.number_format)
     compute = None if dtype is torch.float32 else dtype
     if trainer.compile:
         compile_blocks(model)

@@ -104,12 +104,12 @@ class RankWorker:
         self._reference = models.reference
         self._critic = models.critic
         self._pools = [pool.name for pool in spec.generators]
-        self._precision = spec.trainer.precision
+        self._precision = spec.trainer.number_format
         self._ranks_here = spec.trainer.processes_per_node
         self._writers: defaultdict[str, ShardWriter] = defaultdict(ShardWriter)
         self._temperature = spec.task.sampling.temperature
         self._device = compute_device(models.model)
-        self._throughput = Throughput(models.model, device=self._device, precision=spec.trainer.precision)
+        self._throughput = Throughput(models.model, device=self._device, precision=spec.trainer.number_format)
         for one in (models.model, models.critic):
             if one is not None:
                 measure_collectives(one, clock=partial(self._throughput.during, "collectives"))
