@@ -1,8 +1,8 @@
 """What the local runner cannot honour is refused before anything starts; what it does not use is named.
 
 Owns the checks that need this machine: files, modules, patterns, sizes that must fit together, data sets, chat templates,
-rewards with packages or an endpoint. What only the data itself can tell (columns, rows, the template's own errors) shows
-when the model is made ready. Imports no user code and no heavy package. Does not own the rules of the contract.
+rewards with packages or an endpoint, the first lines of JSONL files. What only all of the data can tell (other rows, the template's
+own errors) shows when the model is made ready. Imports no user code and no heavy package. Does not own the rules of the contract.
 """
 
 import importlib.util
@@ -14,14 +14,16 @@ from pathlib import Path
 from streamrl.errors import UserError
 from streamrl.files import read_json
 from streamrl.spec import RLJob
+from streamrl.spec.algorithm import SupervisedSpec
 from streamrl.spec.base import SpecModel, is_url
 from streamrl.spec.parse import suggest
 from streamrl.spec.task import SingleTask
-from streamrl.spec.tasks.datasets import HuggingFaceDataset, ReasoningGymDataset
+from streamrl.spec.tasks.datasets import HuggingFaceDataset, JsonlDataset, ReasoningGymDataset
 from streamrl.spec.tasks.rewards import Reward
 from streamrl_cli.user_function import check_function, functions_of
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS, positions_of
+from streamrl_workers.tasks.jsonl import check_first_lines
 from streamrl_workers.tasks.procedural import refused_verifiers
 from streamrl_workers.trackers.registry import missing_packages
 
@@ -177,11 +179,23 @@ def _check_dataset(job: RLJob, base_dir: Path) -> Iterator[UserError]:
         dataset = task.dataset
         if dataset.jsonl is not None and not is_url(dataset.jsonl.path):
             given = dataset.jsonl.path
-            yield from check_data_file(base_dir / given, field=f"{task.field}.dataset.jsonl.path", given=given)
+            field = f"{task.field}.dataset.jsonl.path"
+            unreadable = list(check_data_file(base_dir / given, field=field, given=given))
+            yield from unreadable or _check_first_lines(job, task, dataset.jsonl, base_dir)
         if dataset.reasoning_gym is not None:
             yield from _check_reasoning_gym(dataset.reasoning_gym, field=f"{task.field}.dataset.reasoningGym")
         if dataset.hugging_face is not None:
             yield from _check_dataset_source(task, dataset.hugging_face, base_dir)
+
+
+def _check_first_lines(job: RLJob, task: SingleTask, dataset: JsonlDataset, base_dir: Path) -> Iterator[UserError]:
+    algorithm = job.spec.algorithm.value
+    of_tokens = isinstance(algorithm, SupervisedSpec) and algorithm.answers == "Tokens"
+    try:
+        check_first_lines(dataset, base_dir=base_dir, answered=not of_tokens)
+    except UserError as problem:
+        field = f"{task.field}{problem.field.removeprefix('spec.task')}"
+        yield UserError(field=field, rule=problem.rule, got=problem.got, fix=problem.fix)
 
 
 def _check_reasoning_gym_name(job: RLJob, _base_dir: Path) -> Iterator[UserError]:
@@ -327,6 +341,16 @@ def _check_chat(job: RLJob, base_dir: Path) -> Iterator[UserError]:
             got=model.path.directory,
             fix="take an instruction-tuned model, or remove chat",
         )
+
+
+def unused_template(job: RLJob, *, base_dir: Path) -> Iterator[str]:
+    """Yield a line if the model has a chat template and prompts go to it without one."""
+    path = job.spec.model.path if job.spec.has_model and job.spec.task.agent is None else None
+    if path is None or is_url(path.directory) or not (base_dir / path.directory / "tokenizer_config.json").is_file():
+        return
+    plain = [task for task in job.spec.task.tasks if task.chat is None and task.format is None]
+    if plain and _has_template(base_dir / path.directory):
+        yield f"{plain[0].field}.chat: is not set, so the model's chat template is not used; add chat: {{}} if prompts are turns"
 
 
 def _has_template(directory: Path) -> bool:

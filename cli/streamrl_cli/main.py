@@ -118,7 +118,9 @@ def _dispatch(argv: list[str]) -> int:
 def command_of(name: str) -> tuple[ModuleType, argparse.ArgumentParser]:
     """Module and parser of a command. Raises `UserError`: there is no such command."""
     if name not in COMMANDS:
-        raise UserError(field=f"streamrl {name}", rule="is not a command", fix=f"known: {', '.join(COMMANDS)}")
+        from streamrl.spec.parse import suggest  # a second's work, and needed here alone
+
+        raise UserError(field=f"streamrl {name}", rule="is not a command", fix=suggest(name, COMMANDS))
     package = next((package for package, names in PACKAGES.items() if name in names), "streamrl_cli")
     command = importlib.import_module(f"{package}.{MODULES.get(name, name)}")
     about = (command.__doc__ or "").partition("\n\n")[0].partition(": ")[2]  # the rest is for who reads the code

@@ -73,18 +73,18 @@ def check_function(name: str, *, field: str, directory: Path, arguments: Sequenc
             )
         return  # an installed module is imported by the worker alone
     try:
-        tree = syntax_tree(source.read_bytes())
+        tree = syntax_tree(source.read_bytes(), name=source.name)
     except ValueError as error:
         yield UserError(field=field, rule=f"names a module that is not Python: {error}", got=name)
         return
     yield from _check_definition(tree, field=field, function=function, source=source, arguments=arguments)
 
 
-def syntax_tree(source: bytes) -> ast.Module:
-    """What a module of the user says, without running it. Raises `ValueError`: it is not Python, or is nested too deep."""
+def syntax_tree(source: bytes, *, name: str = "<unknown>") -> ast.Module:
+    """Parse a module of the user without running it; `name` is its file's. Raises `ValueError`: it is not Python, or is nested too deep."""
     try:
         with warnings.catch_warnings(action="ignore"):  # they would show its lines
-            return ast.parse(source)
+            return ast.parse(source, filename=name)
     except SyntaxError as error:
         raise ValueError(str(error)) from None
     except (RecursionError, MemoryError):
@@ -108,11 +108,13 @@ def _check_definition(
         yield UserError(field=field, rule="must be a plain function, not async", got=function)
     if missing := _not_taken(definition.args, arguments):
         call = f"def {function}(*, {', '.join(arguments)})"
+        lists = _taken(definition.args) & {"prompts", "completions"}  # as rewards of TRL take them
+        each = ", which is called for each sample" if lists else ""
         yield UserError(
             field=field,
             rule=f"must take the keyword arguments {', '.join(missing)}",
             got=function,
-            fix=f"write `{call}`",
+            fix=f"write `{call}`{each}",
         )
     if extra := _required_beyond(definition.args, arguments):
         yield UserError(
@@ -138,8 +140,11 @@ def _bound_names(tree: ast.Module) -> set[str]:
 
 
 def _not_taken(args: ast.arguments, wanted: Sequence[str]) -> list[str]:
-    taken = {arg.arg for arg in (*args.args, *args.kwonlyargs)}
-    return [] if args.kwarg else [name for name in wanted if name not in taken]
+    return [] if args.kwarg else [name for name in wanted if name not in _taken(args)]
+
+
+def _taken(args: ast.arguments) -> set[str]:
+    return {arg.arg for arg in (*args.args, *args.kwonlyargs)}
 
 
 def _required_beyond(args: ast.arguments, given: Sequence[str]) -> list[str]:

@@ -7,7 +7,7 @@ from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserErrors
 from streamrl.spec_warnings import spec_warnings
 from streamrl_cli import console
 from streamrl_cli.jobfile import base_dir_of, check_file
-from streamrl_cli.local import local_problems
+from streamrl_cli.local import local_problems, unused_template
 from streamrl_cli.model_table import job_warnings
 
 
@@ -37,7 +37,6 @@ def _validate(path: Path, *, local: bool) -> bool:
         console.out(f"{path}: OK ({names or 'no job'})")
         console.warn(*(f"{path}: {warning}" for job in jobs for warning in spec_warnings(job.spec)))
         if local:
-            console.warn(
-                *(f"{path}: {warning}" for job in jobs for warning in job_warnings(job, base_dir=base_dir_of(path)))
-            )
+            for check in (job_warnings, unused_template):
+                console.warn(*(f"{path}: {line}" for job in jobs for line in check(job, base_dir=base_dir_of(path))))
     return not mistakes

@@ -19,6 +19,31 @@ DOCUMENT = "(document)"
 MISSING = "is required"
 
 
+PEERS_NAMES = {
+    "beta": "algorithm.grpo.referenceKl.coefficient",
+    "kl_coef": "algorithm.grpo.referenceKl.coefficient",
+    "kl_loss_coef": "algorithm.grpo.referenceKl.coefficient",
+    "use_kl_loss": "algorithm.grpo.referenceKl",
+    "epsilon": "algorithm.grpo.clipLow and spec.algorithm.grpo.clipHigh",
+    "epsilon_high": "algorithm.grpo.clipHigh",
+    "clip_ratio": "algorithm.grpo.clipLow and spec.algorithm.grpo.clipHigh",
+    "clip_ratio_low": "algorithm.grpo.clipLow",
+    "clip_ratio_high": "algorithm.grpo.clipHigh",
+    "num_generations": "task.groupSize",
+    "rollouts_per_example": "task.groupSize",
+    "lr": "trainer.learningRate",
+    "max_grad_norm": "trainer.gradientClipNorm",
+    "warmup_steps": "trainer.warmUpSteps",
+    "gradient_checkpointing": "trainer.activationCheckpointing",
+    "use_vllm": "generators[].engine.vllm",
+    "max_completion_length": "task.sampling.maxTokens",
+    "max_response_length": "task.sampling.maxTokens",
+    "reward_funcs": "task.rewards",
+    "max_steps": "pipeline.steps",
+    "async_level": "pipeline.maxStalenessSteps",
+}
+"""Settings of TRL, verl and prime-rl whose names are not like ours, and where they are here."""
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -72,6 +97,8 @@ def unknown_field(field: str, *, name: str, section: Schema) -> UserError:
     """The error for a field `name` that a section does not have; `field`: how it is told."""
     if why := refusals(section).get(name):
         return UserError(field=field, rule=f"is refused: {why}")
+    if here := PEERS_NAMES.get(name):
+        return UserError(field=field, rule="is not a known field", fix=f"here it is spec.{here}")
     return UserError(field=field, rule="is not a known field", fix=suggest(name, children(section)))
 
 

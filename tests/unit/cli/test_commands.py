@@ -25,7 +25,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("valdate",), f"streamrl valdate: is not a command; known: {', '.join(COMMANDS)}"),
+        (("valdate",), "streamrl valdate: is not a command; did you mean validate?"),
         (
             ("validate",),
             "streamrl validate: the following arguments are required: FILE; see `streamrl validate --help`",

@@ -10,7 +10,7 @@ import reasoning_gym.factory
 from streamrl.errors import UserErrors
 from streamrl.spec import RLJob
 from streamrl_cli.jobfile import load_job
-from streamrl_cli.local import job_problems, local_problems, reasoning_gym_names
+from streamrl_cli.local import job_problems, local_problems, reasoning_gym_names, unused_template
 from streamrl_cli.user_function import check_function
 from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS
 from streamrl_workers.trackers.registry import TRACKERS
@@ -102,6 +102,51 @@ def test_functions_are_read_not_run(source: str, rule: str, tmp_path: Path) -> N
     (tmp_path / "own.py").write_text(f"raise SystemExit('it was run')\n{source}\n")
     problems = list(check_function("own:f", field="x", directory=tmp_path, arguments=("a", "b")))
     assert [problem.rule.split(":")[0] for problem in problems] == ([rule] if rule else [])
+
+
+def test_a_reward_as_trl_takes_it_is_told_what_arrives(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def f(prompts, completions, **kwargs): ...")
+    arguments = ("prompt", "completion", "answer", "metadata")
+    (missing,) = check_function("own:f", field="x", directory=tmp_path, arguments=arguments)
+    assert missing.rule == "must not need the arguments prompts, completions"
+    (tmp_path / "own.py").write_text("def f(completions): ...")
+    missing, _ = check_function("own:f", field="x", directory=tmp_path, arguments=arguments)
+    assert missing.fix == "write `def f(*, prompt, completion, answer, metadata)`, which is called for each sample"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({"prompt": "1+1", "answer": 2}, ""),
+        ({"question": "1+1", "answer": 2}, "promptField: y line 2 has no field prompt"),
+        ({"prompt": "1+1"}, "answerField: y line 2 has no field answer"),
+        ({"prompt": "", "answer": 2}, "promptField: y line 2: prompt must not be empty"),
+        ([], "path: y line 2 must be an object"),
+    ],
+)
+def test_first_lines_of_the_data_are_read(tmp_path: Path, line: object, problem: str) -> None:
+    (tmp_path / "y").write_text(f'{{"prompt": "a", "answer": "b"}}\n{json.dumps(line)}\n')
+    found = rules(
+        job_with("spec.task.dataset={jsonl: {path: y}}", "spec.task.rewards=[{name: a, exactMatch: {}}]"), tmp_path
+    )
+    assert found == ([f"spec.task.dataset.jsonl.{problem}"] if problem else [])
+
+
+def test_a_chat_template_that_is_not_used_is_a_warning(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "model" / "tokenizer_config.json"
+    tokenizer.parent.mkdir()
+    plain = job_with("spec.model={path: {directory: model}}")
+    for config, job, count in (
+        ({"chat_template": "{{ messages }}"}, plain, 1),
+        (
+            {"chat_template": "{{ messages }}"},
+            job_with("spec.model={path: {directory: model}}", "spec.task.chat={}"),
+            0,
+        ),
+        ({}, plain, 0),
+    ):
+        tokenizer.write_text(json.dumps(config))
+        assert len(list(unused_template(job, base_dir=tmp_path))) == count
 
 
 def test_functions_may_stand_in_packages_beside_the_job_or_installed(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamrl.errors import UserError, UserErrors, shorten
 from streamrl.spec import RLJob, parse_bytes, parse_job
-from streamrl.spec.parse import suggest
+from streamrl.spec.parse import PEERS_NAMES, suggest
 from streamrl.spec.schema import allowed, job_schema, path_text, plain_schema, schema_at, type_name, unit
 from streamrl.spec.training import Pipeline
 from streamrl.status import RLJobStatus
@@ -200,6 +200,17 @@ def test_fields_in_plain_words(path: str, kind: str, text: str, units: str) -> N
     schema = schema_at(path)
     assert schema is not None
     assert (type_name(schema), allowed(schema), unit(path.rsplit(".", 1)[1])) == (kind, text, units)
+
+
+def test_names_of_other_systems_lead_to_fields_that_are_there() -> None:
+    root = plain_schema(RLJob)
+    for name, here in PEERS_NAMES.items():
+        for path in f"spec.{here}".split(" and "):
+            assert schema_at(path, root=root) is not None, (name, path)
+    found = mistakes(document(algorithm={"grpo": {"beta": 0.1}}))
+    assert found == [
+        "spec.algorithm.grpo.beta: is not a known field; here it is spec.algorithm.grpo.referenceKl.coefficient"
+    ]
 
 
 def test_paths() -> None:

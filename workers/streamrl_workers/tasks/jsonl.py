@@ -5,6 +5,7 @@ it is open; a change is noticed when it is opened again, as is one of what a URL
 """
 
 import hashlib
+import itertools
 import json
 import os
 import weakref
@@ -22,6 +23,7 @@ from streamrl_workers.tasks.questions import Question, RowSource, content_of, ha
 FIELD = "spec.task.dataset.jsonl"
 MOST_LINE_BYTES = 64 * 2**20
 """Of one line: more is no prompt, and would be held whole in memory."""
+_FIRST_LINES = 20
 
 
 def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path, answered: bool = True) -> RowSource:
@@ -47,6 +49,18 @@ def open_jsonl(options: JsonlDataset, *, seed: int, base_dir: Path, answered: bo
         place=lambda number: f"{options.path} line {number + 1}",
         content=content_of([lines.digest]),
     )
+
+
+def check_first_lines(options: JsonlDataset, *, base_dir: Path, answered: bool) -> None:
+    """Check the first lines of a file, in milliseconds. Raises `UserError` as `open_jsonl`; an unreadable file is left to that."""
+    try:
+        with open_regular(base_dir / options.path) as file:
+            lines = bounded_lines(file, name=options.path, most_bytes=MOST_LINE_BYTES)
+            for number, line in enumerate(itertools.islice(lines, _FIRST_LINES)):
+                if line.strip():
+                    _parse(line, number=number, options=options, answered=answered)
+    except OSError:
+        return
 
 
 class _Lines:
