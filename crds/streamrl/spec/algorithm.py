@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from streamrl.spec.base import ByteQuantity, FieldRule, OneOf, SpecModel
+from streamrl.spec.base import ByteQuantity, FieldRule, OneOf, PythonClass, SpecModel
 from streamrl.spec.model import FrozenModel
 
 LARGEST_REWARD = 1e9
@@ -416,6 +416,7 @@ class AlgorithmSpec(OneOf):
         "archer",
         "distillation",
         "supervised",
+        "python",
     )
 
     grpo: GrpoSpec | None = Field(default=None, description="Group relative policy optimisation.")
@@ -439,6 +440,7 @@ class AlgorithmSpec(OneOf):
     supervised: SupervisedSpec | None = Field(
         default=None, description="Cross-entropy of the data set's own answers; needs no generators."
     )
+    python: PythonClass | None = Field(default=None, description="A class of your own, or of an installed package.")
     correction: Correction = Field(
         default_factory=lambda: Correction.model_validate({"twoSidedClip": {}}),
         description="Correction for samples of another policy.",

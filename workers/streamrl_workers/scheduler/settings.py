@@ -204,6 +204,11 @@ class SchedulerEnvironment:
     variables: WorkerVariables = field(default_factory=WorkerVariables)
 
     @property
+    def plugin_dir(self) -> Path | None:
+        """Where plug-ins lie beside what is installed; None, with certificates: nowhere."""
+        return self.code_dir if self.variables.tls is None else None
+
+    @property
     def job_is_elsewhere(self) -> bool:
         """Whether the run folder has no job of its own."""
         return self.job_file != self.run_dir / FILE_JOB

@@ -10,13 +10,13 @@ a view has all of a sample's contexts, a pass has each as a sequence.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
 from streamrl.spec.algorithm import ClipBounds, Critic, ReferenceKl, UtteranceCritic
-from streamrl_workers.trainer.algorithms.corrections import BatchMask, Corrector
+from streamrl_workers.trainer.algorithms.corrections import BatchMask, Corrected, Corrector
 
 Aggregation = Literal["SequenceMean", "TokenMean", "SequenceSum", "FixedLength"]
 """How token losses become the loss of an update: the mean over samples of their token means; the mean over all tokens;
@@ -100,6 +100,20 @@ class TokenLoss:
     outside_N: torch.Tensor  # bool: its ratio is out of the clip's bounds, whatever the advantage
     weight_N: torch.Tensor  # of the correction, detached; 0 where it left the token out
 
+    @classmethod
+    def unclipped(cls, loss_N: torch.Tensor, *, weight_N: torch.Tensor | None = None) -> Self:
+        """Make a loss without a clip; `weight_N`: None = 1."""
+        nothing_N = torch.zeros_like(loss_N, dtype=torch.bool)
+        weight_N = torch.ones_like(loss_N.detach()) if weight_N is None else weight_N
+        return cls(loss_N=loss_N, clipped_N=nothing_N, outside_N=nothing_N, weight_N=weight_N)
+
+
+def corrected(batch: TokenBatch, *, correction: Corrector) -> Corrected:
+    """Apply a correction and its mask."""
+    found = correction(proximal_N=batch.proximal_N, behaviour_N=batch.behaviour_N, sequences_N=batch.sequences_N)
+    kept_N = batch.kept_N
+    return found if kept_N is None else replace(found, weight_N=found.weight_N.masked_fill(~kept_N, 0.0))
+
 
 class Algorithm(ABC):
     """What to learn from samples."""
@@ -114,10 +128,17 @@ class Algorithm(ABC):
     skips_equal: ClassVar[bool] = True  # False: groups of equal rewards have a gradient whatever the rewards
 
     def __init__(self, setup: AlgorithmSetup) -> None:
-        self.reference_kl: ReferenceKl | None = setup.spec.reference_kl  # not None: reference log-probs are wanted
+        # Options of a plug-in need not have these fields.
+        self.reference_kl: ReferenceKl | None = getattr(
+            setup.spec, "reference_kl", None
+        )  # reference log-probs are wanted
         self._clip: ClipBounds = setup.spec  # where the algorithm clips
         self._correction = setup.correction
         self.mask = setup.mask  # not None: the step's log-probs are wanted before its first sample is trained
+
+    def corrected(self, batch: TokenBatch) -> Corrected:
+        """Apply the job's correction: what a ratio divides by, and the weight of each token's loss; 0 where it leaves one out."""
+        return corrected(batch, correction=self._correction)
 
     @abstractmethod
     def token_loss(self, batch: TokenBatch) -> TokenLoss:
@@ -143,8 +164,8 @@ class BatchAlgorithm(Algorithm):
 
     def __init__(self, setup: AlgorithmSetup) -> None:
         super().__init__(setup)
-        self.epochs: int = setup.spec.epochs
-        self.mini_batches: int = setup.spec.mini_batches
+        self.epochs: int = getattr(setup.spec, "epochs", 1)
+        self.mini_batches: int = getattr(setup.spec, "mini_batches", 1)
 
     @abstractmethod
     def values(self, views: Sequence[TokenView]) -> list[TokenValues]:
