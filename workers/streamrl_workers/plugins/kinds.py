@@ -18,22 +18,49 @@ class PluginKind:
     """For people."""
     at: str
     """Where a job names one: attributes below `spec`."""
-    base: str
-    """`module:Class` that its classes derive from."""
+    bases: tuple[str, ...]
+    """`module:Class` of which its classes derive from one."""
+    group: str
+    """Entry points by which installed packages give classes names."""
 
     @property
     def field(self) -> str:
         """Path of the field."""
         return f"spec.{self.at}"
 
-    @property
-    def group(self) -> str:
-        """Group of entry points by which installed packages give classes names."""
-        return f"streamrl.{self.name}s"
 
-
+_ALGORITHMS = "streamrl_workers.trainer.algorithms"
 KINDS = (
-    PluginKind(name="algorithm", at="algorithm.python", base="streamrl_workers.trainer.algorithms.algorithm:Algorithm"),
+    PluginKind(
+        name="algorithm",
+        at="algorithm.python",
+        bases=(f"{_ALGORITHMS}.algorithm:GroupAlgorithm", f"{_ALGORITHMS}.algorithm:BatchAlgorithm"),
+        group="streamrl.algorithms",
+    ),
+    PluginKind(
+        name="advantage",
+        at="algorithm.advantage.python",
+        bases=(f"{_ALGORITHMS}.algorithm:GroupAdvantage",),
+        group="streamrl.advantages",
+    ),
+    PluginKind(
+        name="correction",
+        at="algorithm.correction.python",
+        bases=(f"{_ALGORITHMS}.corrections:SampleCorrection",),
+        group="streamrl.corrections",
+    ),
+    PluginKind(
+        name="dispatch policy",
+        at="scheduling.dispatch.python",
+        bases=("streamrl_workers.scheduler.dispatch.order:DispatchPolicy",),
+        group="streamrl.dispatch_policies",
+    ),
+    PluginKind(
+        name="tracker",
+        at="trackers.python",
+        bases=("streamrl_workers.trackers.registry:Tracker",),
+        group="streamrl.trackers",
+    ),
 )
 
 

@@ -21,6 +21,10 @@ class LoadedPlugin:
     made_by: Any  # the class, as its kind calls it
     options: PluginOptions
 
+    def make(self) -> Any:  # noqa: ANN401 - of the kind's base
+        """Make the plug-in, of kinds that take nothing but options."""
+        return self.made_by(self.options)
+
 
 def load_plugin(plugin: Plugin, *, directory: Path | None) -> LoadedPlugin:
     """Import the class and check its options.
@@ -58,9 +62,9 @@ def check_plugins(spec: RLJobSpec, *, directory: Path | None) -> None:
 
 def _faults(made_by: object, *, plugin: Plugin) -> Iterator[str]:
     """Find what keeps a class from being a plug-in of its kind."""
-    base = load_attribute(plugin.kind.base, directory=None, what="class", field=plugin.field)
-    if not isinstance(made_by, type) or not issubclass(made_by, base):
-        yield f"must be a class that derives from {base.__name__} of streamrl.plugins"
+    bases = [load_attribute(base, directory=None, what="class", field=plugin.field) for base in plugin.kind.bases]
+    if not isinstance(made_by, type) or not issubclass(made_by, tuple(bases)):
+        yield f"must be a class that derives from {' or '.join(base.__name__ for base in bases)} of streamrl.plugins"
         return
     if missing := sorted(getattr(made_by, "__abstractmethods__", ())):
         yield f"must define {', '.join(missing)}"

@@ -235,7 +235,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     remove_result(run.environment.run_dir)
     try:
         run.guests.check()
-    except UserError as error:
+    except (UserError, UserErrors) as error:
         return _failed(run, ProcessExit(exit_code=EXIT_USER_ERROR, line=str(error)))
     early = None if recovered.ended else await _start_pool(run) or _check_data(run, recovered)
     if early is not None:
@@ -350,6 +350,8 @@ def _check_data(run: Run, recovered: Recovered) -> ProcessExit | None:
 
 def _settings(run: Run) -> SchedulerSettings:
     settings = SchedulerSettings.from_job(run.job.spec)
+    if (own := run.guests.dispatch_policy) is not None:
+        settings = replace(settings, dispatch=replace(settings.dispatch, options=own))
     if run.environment.job_is_elsewhere:  # in pods, which have devices of their own
         settings = replace(settings, extensions=replace(settings.extensions, shared_pools=frozenset()))
     held_out = run.pool.held_out_size

@@ -15,6 +15,7 @@ from streamrl.spec.base import SpecModel, parse_bytes
 from streamrl.spec.rljob import RLJobSpec
 from streamrl.spec.task import Sampling, SingleTask
 from streamrl.spec.training import Mode
+from streamrl_workers.plugins.load import LoadedPlugin
 from streamrl_workers.process.environment_variables import (
     WorkerVariables,
     job_file,
@@ -85,8 +86,8 @@ class DispatchSettings:
 
     policy: str
     """Key of the dispatch registry."""
-    options: SpecModel | None = None
-    """Options of the policy; None: its defaults."""
+    options: SpecModel | LoadedPlugin | None = None
+    """Options of the policy, or a loaded plug-in; None: its defaults."""
     length_signals: tuple[str, ...]
     """What predicts lengths, cheapest first (`scheduling.lengthSignals`)."""
 

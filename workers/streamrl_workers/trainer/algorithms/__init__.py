@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streamrl.errors import UserError
 from streamrl.spec import RLJobSpec, SpecModel
 from streamrl_workers.plugins.load import load_at
 
@@ -48,7 +49,7 @@ def _class_at(place: str) -> "type[Algorithm]":
 def create_algorithm(spec: RLJobSpec, *, plugin_dir: Path | None = None) -> "Algorithm":
     """The job's algorithm, with the job's constants; `plugin_dir`: as `directory` of `load_plugin`."""
     from streamrl_workers.trainer.algorithms.algorithm import AlgorithmSetup
-    from streamrl_workers.trainer.algorithms.corrections import create_correction, create_mask
+    from streamrl_workers.trainer.algorithms.corrections import SampleCorrection, create_correction, create_mask
 
     algorithm = spec.algorithm
     kind: Callable[[AlgorithmSetup], Algorithm]
@@ -59,10 +60,19 @@ def create_algorithm(spec: RLJobSpec, *, plugin_dir: Path | None = None) -> "Alg
         kind, options = plugin.made_by, plugin.options
     else:
         kind, options = algorithm_class(algorithm.key), algorithm.value
-    setup = AlgorithmSetup(
-        spec=options,
-        correction=create_correction(algorithm.correction),
-        mask=create_mask(algorithm.correction),
-        max_tokens=spec.task.sampling.max_tokens,
+    corrects = load_at(spec, "algorithm.correction.python", directory=plugin_dir)
+    own: SampleCorrection | None = None if corrects is None else corrects.make()
+    advantage = load_at(spec, "algorithm.advantage.python", directory=plugin_dir)
+    made = kind(
+        AlgorithmSetup(
+            spec=options,
+            correction=own or create_correction(algorithm.correction),
+            mask=create_mask(algorithm.correction) if own is None else own.mask,
+            max_tokens=spec.task.sampling.max_tokens,
+            advantage=None if advantage is None else advantage.make(),
+        )
     )
-    return kind(setup)
+    if advantage is not None and made.needs != "group":
+        rule = "goes with algorithms that derive from GroupAlgorithm"
+        raise UserError(field="spec.algorithm.advantage", rule=rule, got=type(made).__name__)
+    return made

@@ -9,13 +9,14 @@ a view has all of a sample's contexts, a pass has each as a sequence.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
 
 from streamrl.spec.algorithm import ClipBounds, Critic, ReferenceKl, UtteranceCritic
+from streamrl.spec.base import PluginOptions
 from streamrl_workers.trainer.algorithms.corrections import BatchMask, Corrected, Corrector
 
 Aggregation = Literal["SequenceMean", "TokenMean", "SequenceSum", "FixedLength"]
@@ -31,6 +32,7 @@ class AlgorithmSetup:
     correction: Corrector
     mask: BatchMask | None = None  # of the correction
     max_tokens: int  # of one turn of the model
+    advantage: "GroupAdvantage | None" = None  # in place of a group algorithm's own; None: its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class RewardedSample:
     turns: tuple[ModelTurn, ...]
     truncated: bool = False  # ended by `maxTokens`, not by itself
     weight: float = 1.0  # of the data set's own answer
+    parts: Mapping[str, float] = field(default_factory=dict)  # what each of the job's rewards gave, by its name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +148,29 @@ class Algorithm(ABC):
         """Loss of every token."""
 
 
+class GroupAdvantage(ABC):
+    """Base of plug-ins that say a group's advantages, in place of an algorithm's own."""
+
+    def __init__(self, options: PluginOptions) -> None:
+        self.options: Any = options
+
+    @abstractmethod
+    def advantages(self, samples: Sequence[RewardedSample]) -> list[float | None]:
+        """Advantage of each sample of one group; None: the sample has no reward and is left out."""
+
+
 class GroupAlgorithm(Algorithm):
     """Needs whole groups: samples are trained as they stream in."""
 
     needs = "group"
+
+    def __init__(self, setup: AlgorithmSetup) -> None:
+        super().__init__(setup)
+        self._advantage = setup.advantage
+
+    def group_advantages(self, samples: Sequence[RewardedSample]) -> list[float | None]:
+        """Return the advantages that the job asks for: another class's, or those of the algorithm."""
+        return self.advantages(samples) if self._advantage is None else self._advantage.advantages(samples)
 
     @abstractmethod
     def advantages(self, samples: Sequence[RewardedSample]) -> list[float | None]:

@@ -74,4 +74,4 @@ def _total_variation(policy_N: torch.Tensor, anchor_N: torch.Tensor) -> torch.Te
 def _kullback_leibler(policy_N: torch.Tensor, anchor_N: torch.Tensor) -> torch.Tensor:
     """Of two events: the drawn token, and any other."""
     rest_N, anchor_rest_N = ((1.0 - p_N).clamp(min=_LEAST_REST) for p_N in (policy_N, anchor_N))
-    return torch.special.xlogy(anchor_N, anchor_N / policy_N) + anchor_rest_N * (anchor_rest_N / rest_N).log()
+    return anchor_N * (anchor_N / policy_N).log() + anchor_rest_N * (anchor_rest_N / rest_N).log()
