@@ -16,6 +16,7 @@ from streamrl_workers.plugins.sources import code_fingerprint
 from streamrl_workers.scheduler.settings import SchedulerEnvironment
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.settings import read_settings
+from support.certificates import Authority, mount
 from support.jobs import simulated_job
 from support.trainer_groups import trainer_spec
 
@@ -131,7 +132,9 @@ def test_processes_of_a_pod_look_for_no_code_beside_the_job(tmp_path: Path) -> N
         keys.ENV_SCHEDULER_ADDRESS: "localhost:1",
         keys.ENV_TOKEN: "token",
     }
-    pod = {**local, keys.ENV_TLS_DIR: str(tmp_path)}
+    authority = Authority()
+    tls = mount(tmp_path / "tls", trusted=(authority,), leaf=authority.leaf("trainer"))
+    pod = {**local, keys.ENV_TLS_DIR: str(tls)}
     found = [(read_settings(environ), SchedulerEnvironment.read(environ)) for environ in (local, pod)]
     assert [(trainer.plugin_dir, scheduler.plugin_dir) for trainer, scheduler in found] == [
         (tmp_path, tmp_path),
