@@ -17,7 +17,7 @@ Fingerprint = Mapping[str, str]
 
 _KEY = "data"
 """In the table `meta`. A journal of an earlier release has none."""
-_FIX = "put the data back, or allow other data: --allow-changed-data beside --resume, in a cluster spec.task.allowChangedData while the job is suspended"
+_ALLOW = "--allow-changed-data beside --resume, in a cluster spec.task.allowChangedData while the job is suspended"
 
 
 def read_fingerprint(connection: sqlite3.Connection) -> Fingerprint | None:
@@ -43,4 +43,4 @@ def changed_data(recorded: Fingerprint, found: Fingerprint) -> UserError:
     then, now = (data.get(first, "not there") for data in (recorded, found))
     what = "code" if first.endswith(".class") else "data"
     rule = f"the {what} has changed since the journal was written; recorded: {then}; now: {now}{more}"
-    return UserError(field=first, rule=rule, fix=_FIX)
+    return UserError(field=first, rule=rule, fix=f"put the {what} back, or allow other {what}: {_ALLOW}")
