@@ -20,7 +20,8 @@ from streamrl.spec.parse import suggest
 from streamrl.spec.task import SingleTask
 from streamrl.spec.tasks.datasets import HuggingFaceDataset, JsonlDataset, ReasoningGymDataset
 from streamrl.spec.tasks.rewards import Reward
-from streamrl_cli.user_function import check_function, functions_of
+from streamrl_cli.user_function import check_class, check_function, functions_of
+from streamrl_workers.plugins.kinds import plugins_of
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.tasks.chat import RESERVED_ARGUMENTS, positions_of
 from streamrl_workers.tasks.jsonl import check_first_lines
@@ -58,6 +59,7 @@ def local_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
         _check_chat,
         _check_rewards,
         _check_functions,
+        _check_plugins,
         _check_patterns,
         _check_processes,
         _check_agents,
@@ -247,6 +249,11 @@ def _shortened(text: str) -> str:
 def _check_functions(job: RLJob, base_dir: Path) -> Iterator[UserError]:
     for function in functions_of(job):
         yield from check_function(function.name, field=function.field, directory=base_dir, arguments=function.arguments)
+
+
+def _check_plugins(job: RLJob, base_dir: Path) -> Iterator[UserError]:
+    for plugin in plugins_of(job.spec):
+        yield from check_class(plugin, directory=base_dir)
 
 
 def _check_patterns(job: RLJob, _base_dir: Path) -> Iterator[UserError]:

@@ -1,16 +1,20 @@
-"""Checks a `module:function` of the user's own without running it: its source is parsed, not imported."""
+"""Checks a `module:function` or `module:Class` of the user's own without running it: its source is parsed, not imported."""
 
 import ast
 import importlib.util
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic.alias_generators import to_camel
 
 from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.base import PythonFunction
+from streamrl.spec.parse import suggest
+from streamrl_workers.plugins.kinds import Plugin
+from streamrl_workers.plugins.sources import module_file, source_file, syntax_tree
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -52,8 +56,59 @@ def functions_of(job: RLJob) -> Iterator[UserFunction]:
 
 def check_function(name: str, *, field: str, directory: Path, arguments: Sequence[str]) -> Iterator[UserError]:
     """Find what would fail when `name` is imported from `directory` and called with keywords `arguments`."""
-    module, _, function = name.partition(":")
-    top = module.split(".")[0]
+    function = name.partition(":")[2]
+    found = yield from _parsed(name, field=field, directory=directory, source=_source(name, directory))
+    if found is not None:
+        source, tree = found
+        yield from _check_definition(tree, field=field, function=function, source=source, arguments=arguments)
+
+
+def check_class(plugin: Plugin, *, directory: Path) -> Iterator[UserError]:
+    """Find what would fail when the class of a plug-in is imported from `directory` and given its options, as far as its text says."""
+    try:
+        place = plugin.place
+    except UserError as error:
+        yield error
+        return
+    local, module = _source(place, directory), place.partition(":")[0]
+    found = yield from _parsed(place, field=plugin.field, directory=directory, source=local or module_file(module))
+    if found is None:
+        return
+    source, tree = found
+    name = place.partition(":")[2]
+    definition = next(
+        (node for node in reversed(tree.body) if isinstance(node, ast.ClassDef) and node.name == name), None
+    )
+    if definition is not None:
+        yield from _check_options(definition, plugin=plugin)
+    elif local is not None and name not in _bound_names(tree):
+        yield UserError(field=plugin.field, rule=f"names a class that {source.name} does not define", got=name)
+
+
+def _check_options(definition: ast.ClassDef, *, plugin: Plugin) -> Iterator[UserError]:
+    """Compare the names of options with those that a class `Options` within the class lists; values are checked at the start."""
+    options = next(
+        (node for node in definition.body if isinstance(node, ast.ClassDef) and node.name == "Options"), None
+    )
+    if options is None or [ast.unparse(base).rpartition(".")[2] for base in options.bases] != ["PluginOptions"]:
+        return  # fields of other bases would have to be imported
+    known = {
+        to_camel(node.target.id): node.value is not None
+        for node in options.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    field = f"{plugin.kind.field}.options"
+    for name in plugin.named.options:
+        if name not in known:
+            rule = f"is not an option of {definition.name}"
+            yield UserError(field=f"{field}.{name}", rule=rule, fix=suggest(name, known))
+
+
+def _parsed(
+    name: str, *, field: str, directory: Path, source: Path | None
+) -> Generator[UserError, None, tuple[Path, ast.Module] | None]:
+    """Find what `source`, the file of `module:name`, says; None: there is none that can be read, or an error says why."""
+    top = name.partition(":")[0].split(".")[0]
     if top in sys.stdlib_module_names:
         yield UserError(
             field=field,
@@ -61,8 +116,7 @@ def check_function(name: str, *, field: str, directory: Path, arguments: Sequenc
             got=name,
             fix="rename the module",
         )
-        return
-    source = _source(module, directory)
+        return None
     if source is None:
         if importlib.util.find_spec(top) is None:
             yield UserError(
@@ -71,29 +125,17 @@ def check_function(name: str, *, field: str, directory: Path, arguments: Sequenc
                 got=name,
                 fix=f"write {top}.py there",
             )
-        return  # an installed module is imported by the worker alone
+        return None  # an installed module without a source is imported by the worker alone
     try:
-        tree = syntax_tree(source.read_bytes(), name=source.name)
+        return source, syntax_tree(source.read_bytes(), name=source.name)
     except ValueError as error:
         yield UserError(field=field, rule=f"names a module that is not Python: {error}", got=name)
-        return
-    yield from _check_definition(tree, field=field, function=function, source=source, arguments=arguments)
+        return None
 
 
-def syntax_tree(source: bytes, *, name: str = "<unknown>") -> ast.Module:
-    """Parse a module of the user without running it; `name` is its file's. Raises `ValueError`: it is not Python, or is nested too deep."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # they would show its lines
-            return ast.parse(source, filename=name)
-    except SyntaxError as error:
-        raise ValueError(str(error)) from None
-    except (RecursionError, MemoryError):
-        raise ValueError("it is nested too deep") from None
-
-
-def _source(module: str, directory: Path) -> Path | None:
-    base = directory.joinpath(*module.split("."))
-    return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
+def _source(name: str, directory: Path) -> Path | None:
+    """File of the module of `module:name` in `directory`."""
+    return source_file(directory.joinpath(*name.partition(":")[0].split(".")))
 
 
 def _check_definition(

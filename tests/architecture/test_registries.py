@@ -7,6 +7,7 @@ import pytest
 
 from streamrl.spec import OneOf, RLJob, SpecModel
 from streamrl.spec.algorithm import AlgorithmSpec, Correction
+from streamrl.spec.base import PythonClass
 from streamrl.spec.generators import GeneratorEngine, Scaling
 from streamrl.spec.scheduling import Dispatch, RankerSpec
 from streamrl.spec.task import EnvironmentSpec
@@ -42,6 +43,7 @@ REGISTRIES: dict[type[OneOf], Collection[str]] = {
     Weights: TRANSPORTS,
 }
 WITHOUT_REGISTRY = {
+    "Advantage",
     "AnswerWeights",
     "EnvFrom",
     "EnvSource",
@@ -52,17 +54,18 @@ WITHOUT_REGISTRY = {
     "Speculation",
     "Volume",
 }
-"""Choices that are no plug-ins: a model is a place to load from, speculation is vLLM's own, parts of pods are Kubernetes', weights of answers the task pool's."""
+"""Choices that are no plug-ins: a model is a place to load from, speculation is vLLM's own, parts of pods are Kubernetes', weights of answers the task pool's. Advantages are plug-ins alone."""
 
 
 @pytest.mark.parametrize("union", REGISTRIES, ids=lambda union: union.__name__)
 def test_registry_holds_the_members_of_the_contract(union: type[OneOf]) -> None:
-    assert set(REGISTRIES[union]) == set(union.choices())
+    """But the door of plug-ins, which have no registry."""
+    assert set(REGISTRIES[union]) == {key for key, kind in union.kinds().items() if kind is not PythonClass}
 
 
 def test_the_trackers_of_the_contract_are_those_of_the_registry() -> None:
     """No union: a job may have several."""
-    assert tuple(TRACKERS) == Trackers.choices()
+    assert (*TRACKERS, "python") == Trackers.choices()
 
 
 def test_every_union_is_accounted_for() -> None:

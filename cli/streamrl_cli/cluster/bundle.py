@@ -5,7 +5,6 @@ job then names it, and what a valid job would stumble over on a cluster. A Confi
 not fit in is refused with what to do instead. Writes nothing.
 """
 
-import ast
 import base64
 import re
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,9 @@ from streamrl.errors import UserError
 from streamrl.spec import RLJob
 from streamrl.spec.base import is_url
 from streamrl_cli.local import check_data_file, job_problems, model_directories
-from streamrl_cli.user_function import check_function, functions_of, syntax_tree
+from streamrl_cli.user_function import check_function, functions_of
+from streamrl_workers.plugins.kinds import plugins_of
+from streamrl_workers.plugins.sources import local_modules
 
 MAX_BYTES = 1024 * 1024
 """Of one ConfigMap; the API server refuses more."""
@@ -190,34 +191,21 @@ def _data_paths(job: RLJob) -> Iterator[tuple[str, str]]:
 
 def _local_modules(job: RLJob, base_dir: Path) -> dict[str, Path]:
     """Modules beside the job file that the job's functions are in or that those import: name -> file, or directory of a package."""
-    found: dict[str, Path] = {}
-    waiting = [function.module.split(".")[0] for function in functions_of(job)]
-    while waiting:
-        name = waiting.pop()
-        file, package = base_dir / f"{name}.py", base_dir / name
-        if name in found:
-            continue
-        if file.is_file():
-            found[name] = file
-            waiting.extend(_imports(file.read_bytes()))
-        elif any(package.glob("*.py")):
-            found[name] = package
-    return found
+    return local_modules([function.module.split(".")[0] for function in functions_of(job)], base_dir)
 
 
-def _imports(source: bytes) -> Iterator[str]:
-    """Top-level names of the modules that a module imports, anywhere in it."""
-    try:
-        tree = syntax_tree(source)
-    except ValueError:  # `check_function` says so, or the pod when it imports it
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            yield node.module.split(".")[0]
+def _plugin_problems(job: RLJob) -> Iterator[UserError]:
+    """What they are beside: a ConfigMap is changed by others than who may change an image."""
+    for plugin in plugins_of(job.spec):
+        if job.spec.trainer.pod.image is None and not plugin.is_shipped:
+            yield UserError(
+                field=plugin.field,
+                rule="must be installed in the image on a cluster: it runs beside the job's certificates",
+                got=plugin.named.class_,
+                fix="put it into an own image (spec.trainer.pod.image)",
+            )
 
 
 def cluster_problems(job: RLJob, *, base_dir: Path) -> list[UserError]:
     """As `streamrl validate`, without this machine's packages, models and processes; with what has to fit into a ConfigMap."""
-    return [*job_problems(job, base_dir=base_dir), *bundle_problems(job, base_dir=base_dir)]
+    return [*job_problems(job, base_dir=base_dir), *_plugin_problems(job), *bundle_problems(job, base_dir=base_dir)]

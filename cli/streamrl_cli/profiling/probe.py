@@ -141,6 +141,7 @@ def train(task: TrainTask, *, say: Say) -> None:
             spec=spec,
             model_path=settings.model_path,
             base_dir=settings.base_dir,
+            plugin_dir=settings.plugin_dir,
             threads=settings.threads,
             env=settings.env,
             ranks=ranks.gather(),

@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 
 from streamrl import keys
@@ -23,7 +23,10 @@ from streamrl_cli.runner.folder import RunFolder, create_folder, open_code, priv
 from streamrl_cli.runner.lone_trainer import start_lone_trainer
 from streamrl_cli.runner.prepare import prepare_model
 from streamrl_cli.runner.workers import RunFailedError, failed
+from streamrl_workers.plugins.sources import code_fingerprint
 from streamrl_workers.scheduler.journal.check import store_of
+from streamrl_workers.scheduler.journal.fingerprint import read_fingerprint
+from streamrl_workers.scheduler.journal.store import open_for_reading
 
 _PROCESS = "streamrl_cli.replaying.retrain"
 _VERSION_S = 4 * 3600.0
@@ -45,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     source = open_code(args.run)
     if source.job.spec.trainer.nodes > 1:
         raise UserError(field="spec.trainer.nodes", rule="must be 1 to be replayed", got=source.job.spec.trainer.nodes)
+    _check_code(source)
     hashes = _hashes(source.path, end=args.to_step)
     with private_files() as umask:
         place = Path(tempfile.mkdtemp(prefix="streamrl-replay-"))
@@ -58,6 +62,17 @@ def run(args: argparse.Namespace) -> int:
         finally:
             if not names_a_log:
                 shutil.rmtree(place)
+
+
+def _check_code(source: RunFolder) -> None:
+    """Raise `UserError`: a plug-in of the run has other code now than its journal was written with."""
+    found = code_fingerprint(source.job.spec, directory=source.base_dir)
+    with closing(open_for_reading(source.file(keys.FILE_JOURNAL))) as connection:
+        recorded = read_fingerprint(connection) or {}
+    for field, code in found.items():
+        if recorded.get(field, code) != code:
+            rule = f"the code has changed since the journal was written; recorded: {recorded[field]}; now: {code}"
+            raise UserError(field=field, rule=rule, fix="put the code back")
 
 
 def _hashes(run_dir: Path, *, end: int | None) -> list[bytes]:

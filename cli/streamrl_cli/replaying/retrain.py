@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
                 spec=settings.spec,
                 model_path=settings.model_path,
                 base_dir=settings.base_dir,
+                plugin_dir=settings.plugin_dir,
                 threads=settings.threads,
                 env=settings.env,
                 ranks=ranks.gather(),

@@ -305,6 +305,12 @@ class Scenario(SpecModel):
         return self
 
     @model_validator(mode="after")
+    def _policy_is_ours(self) -> Self:
+        if self.scheduling.dispatch.python is not None:
+            raise ValueError("scheduling.dispatch.python must be absent: a simulation runs no code of the user")
+        return self
+
+    @model_validator(mode="after")
     def _named_pools_exist(self) -> Self:
         known = [pool.name for pool in self.pools]
         for event in self.events:

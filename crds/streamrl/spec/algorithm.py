@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from streamrl.spec.base import ByteQuantity, FieldRule, OneOf, SpecModel
+from streamrl.spec.base import ByteQuantity, FieldRule, OneOf, PythonClass, SpecModel
 from streamrl.spec.model import FrozenModel
 
 LARGEST_REWARD = 1e9
@@ -395,10 +395,19 @@ class Correction(OneOf):
         alias="m2po",
         description="Full importance weights; as few tokens as possible are left out to bound the step's mean squared log-ratio.",
     )
+    python: PythonClass | None = Field(default=None, description="A class of your own, or of an installed package.")
+
+
+class Advantage(OneOf):
+    """Advantages of a group's samples, in place of the algorithm's own."""
+
+    python: PythonClass | None = Field(default=None, description="A class of your own, or of an installed package.")
 
 
 KL_ALGORITHMS = ("grpo", "drGrpo", "dapo", "rloo", "reinforcePP", "ppo", "gspo", "archer")
 """That take a `referenceKl`."""
+GROUP_ALGORITHMS = ("grpo", "drGrpo", "dapo", "rloo", "gspo", "python")
+"""With an advantage of each sample of a group."""
 
 
 class AlgorithmSpec(OneOf):
@@ -416,6 +425,7 @@ class AlgorithmSpec(OneOf):
         "archer",
         "distillation",
         "supervised",
+        "python",
     )
 
     grpo: GrpoSpec | None = Field(default=None, description="Group relative policy optimisation.")
@@ -439,9 +449,13 @@ class AlgorithmSpec(OneOf):
     supervised: SupervisedSpec | None = Field(
         default=None, description="Cross-entropy of the data set's own answers; needs no generators."
     )
+    python: PythonClass | None = Field(default=None, description="A class of your own, or of an installed package.")
     correction: Correction = Field(
         default_factory=lambda: Correction.model_validate({"twoSidedClip": {}}),
         description="Correction for samples of another policy.",
+    )
+    advantage: Advantage | None = Field(
+        default=None, description="Advantages of a group's samples; absent = the algorithm's own."
     )
 
     field_rules: ClassVar[tuple[FieldRule, ...]] = (
@@ -462,6 +476,11 @@ class AlgorithmSpec(OneOf):
             "correction must be absent with supervised: no policy drew its samples",
             "!has(self.supervised) || has(self.correction.twoSidedClip)",
             "{self.correction.key}",
+        ),
+        FieldRule(
+            f"advantage goes with {', '.join(GROUP_ALGORITHMS)} alone: others have advantages of tokens",
+            f"!has(self.advantage) || {' || '.join(f'has(self.{key})' for key in GROUP_ALGORITHMS)}",
+            "{self.key}",
         ),
     )
 

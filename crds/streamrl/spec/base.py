@@ -302,3 +302,29 @@ class PythonFunction(SpecModel):
     """A function of the user's own, in a module beside the job file."""
 
     function: FunctionName = Field(description="`module:function`; the module lies beside the job file.")
+
+
+MOST_OPTIONS = 64
+ClassName = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?$", max_length=253)
+]
+"""`module:Class`, or the name by which an installed package gives a class."""
+
+
+class PythonClass(SpecModel):
+    """A plug-in: a class of the user's own beside the job file, or of an installed package."""
+
+    class_: ClassName = Field(
+        alias="class",
+        description="`module:Class`, the module beside the job file or installed; or a name that an installed package gives.",
+    )
+    options: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        max_length=MOST_OPTIONS,
+        description="Options of the class, checked by its own model before the run starts.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+
+
+class PluginOptions(SpecModel):
+    """Base of the options of a plug-in: camelCase in job files, no unknown names, no coercion."""

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import ByteQuantity, FieldRule, OneOf, SpecModel
+from streamrl.spec.base import ByteQuantity, FieldRule, OneOf, PythonClass, SpecModel
 
 
 class Fifo(SpecModel):
@@ -40,6 +40,7 @@ class Dispatch(OneOf):
         default=None, description="Length pools, with generators of their own for long samples."
     )
     auto: Auto | None = Field(default=None, description="Which of them pays now, by modelled makespan.")
+    python: PythonClass | None = Field(default=None, description="A class of your own, or of an installed package.")
 
 
 class Rebalance(SpecModel):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from streamrl.spec.base import SpecModel
+from streamrl.spec.base import PythonClass, SpecModel
 
 PROJECT_PATTERN = r"^[A-Za-z0-9][-A-Za-z0-9_.]*$"
 SERVER_PATTERN = r"^https?://[^@\s]+$"
@@ -48,6 +48,7 @@ class Trackers(SpecModel):
     tensor_board: TensorBoardTracker | None = Field(default=None, description="TensorBoard.")
     mlflow: MlflowTracker | None = Field(default=None, description="MLflow.")
     trackio: TrackioTracker | None = Field(default=None, description="Trackio.")
+    python: PythonClass | None = Field(default=None, description="A class of your own, or of an installed package.")
     sample_interval_steps: int = Field(
         default=10,
         ge=0,

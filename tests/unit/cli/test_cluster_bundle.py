@@ -7,7 +7,15 @@ import pytest
 from ruamel.yaml import YAML
 
 from streamrl.spec import RLJob, parse_job
-from streamrl_cli.cluster.bundle import as_written, bundle_problems, collect, config_map, owned, with_code
+from streamrl_cli.cluster.bundle import (
+    as_written,
+    bundle_problems,
+    cluster_problems,
+    collect,
+    config_map,
+    owned,
+    with_code,
+)
 from streamrl_cli.jobfile import check_file
 from streamrl_cli.local import job_problems
 from support.tree import ROOT
@@ -180,3 +188,21 @@ def test_checks_for_a_cluster_leave_this_machine_out(tmp_path: Path) -> None:
     assert ["must be an absolute path in the pod" in found for found in mistakes(parse_job(document), tmp_path)] == [
         True
     ]
+
+
+def test_a_plug_in_comes_by_the_jobs_own_image(tmp_path: Path) -> None:
+    """A ConfigMap of code is no way around it: it is never imported beside certificates."""
+    (tmp_path / "loss.py").write_text("class Mine: ...\n")
+    document = YAML(typ="safe", pure=True).load((ROOT / "tests/corpus/good/minimal.yaml").read_text())
+
+    def found(**spec: object) -> list[str]:
+        job = parse_job(
+            {**document, "spec": {**document["spec"], "algorithm": {"python": {"class": "loss:Mine"}}, **spec}}
+        )
+        return [str(problem) for problem in cluster_problems(job, base_dir=tmp_path)]
+
+    refused = "spec.algorithm.python.class: must be installed in the image on a cluster: it runs beside the job's certificates, got 'loss:Mine'; put it into an own image (spec.trainer.pod.image)"
+    assert found() == [refused]
+    assert found(task={**document["spec"]["task"], "code": {"configMapName": "mine"}}) == [refused]
+    assert found(trainer={**document["spec"].get("trainer", {}), "pod": {"image": "registry/mine:1"}}) == []
+    assert found(algorithm={"python": {"class": "cispo"}}) == []

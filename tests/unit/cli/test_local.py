@@ -193,3 +193,28 @@ def test_a_verifier_of_reasoning_gym_that_judges_wrongly_is_refused_before_the_s
     assert text in rules(job, tmp_path)
     assert text in [f"{problem.field}: {problem.rule}" for problem in job_problems(job, base_dir=tmp_path)]
     assert text not in rules(job_with(dataset, "spec.task.rewards=[{name: right, exactMatch: {}}]"), tmp_path)
+
+
+PLUGIN = """
+class Mine(GroupAlgorithm):
+    raise RuntimeError("it is read, not run")
+    class Options(PluginOptions):
+        most_tokens: int = 8
+"""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ("{class: 'loss:Mine', options: {mostTokens: 3}}", []),
+        ("{class: 'loss:Mein'}", ["class: names a class that loss.py does not define"]),
+        ("{class: 'loss:Mine', options: {mostToken: 3}}", ["options.mostToken: is not an option of Mine"]),
+        ("{class: 'los:Mine'}", ["class: names a module that is not beside the job file ({directory})"]),
+        ("{class: cispo, options: {clipHi: 3}}", ["options.clipHi: is not an option of Cispo"]),
+        ("{class: cisp}", ["class: must be `module:Class`, or a name in the entry points streamrl.algorithms of an installed package"]),
+    ],
+)  # fmt: skip
+def test_plug_ins_are_read_not_run(algorithm: str, expected: list[str], tmp_path: Path) -> None:
+    (tmp_path / "loss.py").write_text(PLUGIN)
+    found = rules(job_with(f"spec.algorithm={{python: {algorithm}}}"), tmp_path)
+    assert found == [f"spec.algorithm.python.{line.format(directory=tmp_path)}" for line in expected]

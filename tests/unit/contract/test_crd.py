@@ -12,6 +12,7 @@ from streamrl.changes import when
 from streamrl.spec import parse_job
 from streamrl.spec.pod import RLJobDefaultsSpec
 from streamrl_cli.yaml_document import YamlError, read_documents
+from streamrl_workers.plugins.kinds import KINDS
 from support.structural import Schema, defaulted, faults, nodes
 from support.tree import ROOT
 
@@ -92,8 +93,8 @@ def test_everything_is_bounded() -> None:
     free = [node for node in OURS.values() if node.get("x-kubernetes-preserve-unknown-fields")]
     assert [node for node in free if "maxProperties" not in node] == []
     of_pods = [path for path, node in OURS.items() if ".pod" in path and node in free]
-    # Parameters of a data set, arguments of a chat template; the same in a mixture.
-    assert len(free) - len(of_pods) == 4
+    # Parameters of a data set, arguments of a chat template; the same in a mixture. Options of each kind of plug-in.
+    assert len(free) - len(of_pods) == 4 + len(KINDS)
 
 
 def test_everything_is_described() -> None:

@@ -190,7 +190,7 @@ def test_errors_say_field_rule_value_and_remedy() -> None:
         (
             "spec.scheduling.dispatch",
             "object",
-            "a mapping with fields of fifo, longestFirst, skewAware, auto",
+            "a mapping with fields of fifo, longestFirst, skewAware, auto, python",
             "",
         ),
         ("spec.task.dataset.reasoningGym.parameters", "object", "a mapping of at most 64 entries", ""),

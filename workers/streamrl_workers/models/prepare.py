@@ -5,6 +5,7 @@
 - `path`, `huggingFace`: resolved to a directory; a hub model at exactly the revision asked for.
 - The trained model of another run (`weightsFrom`), in place of all these.
 - A teacher is fetched as well, and its tokenizer compared.
+- Plug-ins are imported and their options checked, before anything takes time.
 - A data set of the hub is fetched here too, and a chat template tried.
 
 Consumes the validated job. Produces JSON lines on standard output: {"event": "warmup", "step", "steps", "loss"} at most
@@ -47,6 +48,7 @@ from streamrl_workers.models.load import MODEL_PATTERNS, count_parameters, downl
 from streamrl_workers.models.scratch import build_model, build_tokenizer
 from streamrl_workers.models.template_check import check_template
 from streamrl_workers.models.warm_up import Survey, take_survey, warm_up, warm_up_pairs
+from streamrl_workers.plugins.load import check_plugins
 from streamrl_workers.process.shutdown import watch_parent
 from streamrl_workers.stream.earlier_runs import take_model
 from streamrl_workers.stream.object_store import StoreUnavailableError, local_directory, make_directory
@@ -103,6 +105,7 @@ def main() -> int:
 
 def prepare(spec: RLJobSpec, *, cache_dir: Path, base_dir: Path, report: Report, store_dir: Path | None = None) -> Path:
     """Make the model of `spec` ready and return its directory. `store_dir`: of the job on its volume; None: a local run."""
+    check_plugins(spec, directory=base_dir if store_dir is None else None)
     model, weights_from = spec.model, spec.storage.checkpoints.weights_from
     if weights_from is not None and store_dir is not None:
         directory = take_model(weights_from, store=store_dir)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from streamrl.errors import UserError
 
@@ -92,21 +92,29 @@ def make_extract(pattern: str | None, *, field: str) -> Extract:
 
 def load_function(name: str, *, base_dir: Path, keywords: tuple[str, ...], field: str) -> Callable[..., Any]:
     """Import `module:function` with `base_dir` first on the path; it will be called with `keywords`."""
-    module_name, _, function_name = name.partition(":")
-    _put_on_path(base_dir)
-    module = _import_module(module_name, base_dir=base_dir, field=field)
-    function = getattr(module, function_name, None)
-    if function is None:
-        known = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise UserError(
-            field=field,
-            rule=f"module {module_name} has no function {function_name}",
-            fix=f"it has {', '.join(sorted(known)) or 'none'}",
-        )
+    function = load_attribute(name, directory=base_dir, what="function", field=field)
     if not callable(function):
         raise UserError(field=field, rule="must name a function", got=function)
     _check_signature(function, keywords=keywords, field=field)
-    return function  # type: ignore[no-any-return] # getattr gives Any
+    return function  # type: ignore[no-any-return] # an attribute is Any
+
+
+def load_attribute(name: str, *, directory: Path | None, what: Literal["function", "class"], field: str) -> Any:  # noqa: ANN401 - whatever a module holds
+    """Import `module:name` with `directory` first on the path; None: only what is installed. `what` is expected there."""
+    module_name, _, own_name = name.partition(":")
+    if directory is not None:
+        _put_on_path(directory)
+    module = _import_module(module_name, base_dir=directory, field=field)
+    found = getattr(module, own_name, None)
+    if found is None:
+        is_wanted = inspect.isfunction if what == "function" else inspect.isclass
+        known = [key for key, value in vars(module).items() if is_wanted(value)]
+        raise UserError(
+            field=field,
+            rule=f"module {module_name} has no {what} {own_name}",
+            fix=f"it has {', '.join(sorted(known)) or 'none'}",
+        )
+    return found
 
 
 def _put_on_path(base_dir: Path) -> None:
@@ -116,15 +124,16 @@ def _put_on_path(base_dir: Path) -> None:
         importlib.invalidate_caches()
 
 
-def _import_module(module_name: str, *, base_dir: Path, field: str) -> object:
+def _import_module(module_name: str, *, base_dir: Path | None, field: str) -> object:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not (module_name + ".").startswith(error.name + "."):
             raise UserError(field=field, rule=f"importing module {module_name} failed: {error}") from error
-        raise UserError(
-            field=field, rule=f"there is no module {module_name} in {base_dir}", fix="put it beside the job file"
-        ) from error
+        where, fix = (
+            (f"in {base_dir}", "put it beside the job file") if base_dir else ("installed", "put it into the image")
+        )
+        raise UserError(field=field, rule=f"there is no module {module_name} {where}", fix=fix) from error
     except (Exception, SystemExit) as error:
         text = f"importing module {module_name} failed: {type(error).__name__}: {error}"
         raise UserError(field=field, rule=" ".join(text.split())) from error

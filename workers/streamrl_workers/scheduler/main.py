@@ -37,6 +37,7 @@ from streamrl.errors import EXIT_DATA_CHANGED, EXIT_DONE, EXIT_RETRY, EXIT_USER_
 from streamrl.keys import ENV_TASKS_SOCKET, FILE_ALLOW_CHANGED_DATA, FILE_JOB, FILE_JOURNAL
 from streamrl.spec import RLJob, read_job
 from streamrl.text import log_to_stderr, say
+from streamrl_workers.plugins.sources import code_fingerprint
 from streamrl_workers.process.awake_loop import AwakeLoop
 from streamrl_workers.process.heartbeat import beat_from
 from streamrl_workers.process.shutdown import first_of, serve_until_told, watch_parent
@@ -234,7 +235,7 @@ async def _run(run: Run, recovered: Recovered, ports: Ports) -> ProcessExit:
     remove_result(run.environment.run_dir)
     try:
         run.guests.check()
-    except UserError as error:
+    except (UserError, UserErrors) as error:
         return _failed(run, ProcessExit(exit_code=EXIT_USER_ERROR, line=str(error)))
     early = None if recovered.ended else await _start_pool(run) or _check_data(run, recovered)
     if early is not None:
@@ -323,11 +324,12 @@ async def _start_pool(run: Run) -> ProcessExit | None:
 
 
 def _check_data(run: Run, recovered: Recovered) -> ProcessExit | None:
-    """Compare the data with the journal's, which takes it if it has none or may; an ending if it may not.
+    """Compare the data, and the code of plug-ins, with the journal's, which takes it if it has none or may; an ending if it may not.
 
     In a pod the job waits for its data: the process is started again, and looks again. Nothing of the run is changed before.
     """
-    found, recorded = run.pool.fingerprint, recovered.fingerprint
+    code = code_fingerprint(run.job.spec, directory=run.environment.plugin_dir)
+    found, recorded = {**run.pool.fingerprint, **code}, recovered.fingerprint
     allowance = run.environment.run_dir / FILE_ALLOW_CHANGED_DATA
     if found == recorded:
         allowance.unlink(missing_ok=True)  # it allows a change that this start would have found, and no later one
@@ -348,6 +350,8 @@ def _check_data(run: Run, recovered: Recovered) -> ProcessExit | None:
 
 def _settings(run: Run) -> SchedulerSettings:
     settings = SchedulerSettings.from_job(run.job.spec)
+    if (own := run.guests.dispatch_policy) is not None:
+        settings = replace(settings, dispatch=replace(settings.dispatch, options=own))
     if run.environment.job_is_elsewhere:  # in pods, which have devices of their own
         settings = replace(settings, extensions=replace(settings.extensions, shared_pools=frozenset()))
     held_out = run.pool.held_out_size

@@ -15,6 +15,7 @@ from streamrl.spec.base import SpecModel, parse_bytes
 from streamrl.spec.rljob import RLJobSpec
 from streamrl.spec.task import Sampling, SingleTask
 from streamrl.spec.training import Mode
+from streamrl_workers.plugins.load import LoadedPlugin
 from streamrl_workers.process.environment_variables import (
     WorkerVariables,
     job_file,
@@ -85,8 +86,8 @@ class DispatchSettings:
 
     policy: str
     """Key of the dispatch registry."""
-    options: SpecModel | None = None
-    """Options of the policy; None: its defaults."""
+    options: SpecModel | LoadedPlugin | None = None
+    """Options of the policy, or a loaded plug-in; None: its defaults."""
     length_signals: tuple[str, ...]
     """What predicts lengths, cheapest first (`scheduling.lengthSignals`)."""
 
@@ -202,6 +203,11 @@ class SchedulerEnvironment:
     store_dir: Path
     """What holds the checkpoints."""
     variables: WorkerVariables = field(default_factory=WorkerVariables)
+
+    @property
+    def plugin_dir(self) -> Path | None:
+        """Where plug-ins lie beside what is installed; None, with certificates: nowhere."""
+        return self.code_dir if self.variables.tls is None else None
 
     @property
     def job_is_elsewhere(self) -> bool:

@@ -10,7 +10,7 @@ scheduler and by the end of the socket, which ends it.
 
 Frames, as `process/framing.py` carries them:
 
-    from the scheduler   {"key": .., "trackers": as the job has them, "run_dir": .., "run": {"id", "name", "config"}}, once
+    from the scheduler   {"key": .., "trackers": as the job has them, "run_dir": .., "plugin_dir": .. or null, "run": {"id", "name", "config"}}, once
                          then {"look": true}, at the end {"end": "succeeded" | "failed"}
     to the scheduler     {"steps": told, "cpu_s": .., "is_all": whether nothing more was there}, for each frame
                          {"error": ".."}, and then this process ends
@@ -71,7 +71,8 @@ def open_tracker(frame: Mapping[str, Any]) -> "TrackerProcess":
     before = feed.position
     next_step = before.steps + 1 if before.steps_offset or before.evaluations_offset else 0
     run = TrackedRun(folder=folder, next_step=next_step, **frame["run"])
-    return TrackerProcess(open_run(key, trackers.named()[key], run=run), feed=feed)
+    plugin_dir = Path(frame["plugin_dir"]) if frame.get("plugin_dir") else None
+    return TrackerProcess(open_run(key, trackers.named()[key], run=run, plugin_dir=plugin_dir), feed=feed)
 
 
 class TrackerProcess:

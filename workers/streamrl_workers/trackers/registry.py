@@ -2,14 +2,17 @@
 
 import importlib
 import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from streamrl.errors import UserError
-from streamrl.spec.base import SpecModel
+from streamrl.spec.base import PluginOptions, PythonClass, SpecModel
 from streamrl.spec.trackers import Trackers
+from streamrl_workers.plugins.kinds import Plugin, kind_named
+from streamrl_workers.plugins.load import load_plugin
 
 MODULE = "streamrl_workers.trackers"
 """What the scheduler starts."""
@@ -73,8 +76,33 @@ class TrackerRun(Protocol):
         """The run has ended; None: this process ends, and another may go on."""
 
 
-def open_run(key: str, options: SpecModel, *, run: TrackedRun) -> TrackerRun:
-    """Begin the run in its tracker, or go on with it."""
+class Tracker(ABC):
+    """Base of plug-ins that track a run, in a process of their own that no run waits for. Methods are those of `TrackerRun`."""
+
+    def __init__(self, options: PluginOptions, run: TrackedRun) -> None:
+        self.options: Any = options
+        self.run = run
+
+    @abstractmethod
+    def scalars(self, points: Sequence[ScalarPoint]) -> None:
+        """Take values."""
+
+    def samples(self, rows: Sequence[SampleRow], *, step: int) -> None:  # noqa: B027 - a tracker need not have tables
+        """Take a table of samples, all of one step."""
+
+    def flush(self) -> None:  # noqa: B027 - one that writes at once has nothing to bring
+        """Bring all that was given to where a kill of this process does not take it away."""
+
+    def close(self, outcome: Outcome | None) -> None:  # noqa: B027 - as `flush`
+        """Take the end of the run; None: this process ends, and another may continue."""
+
+
+def open_run(key: str, options: SpecModel, *, run: TrackedRun, plugin_dir: Path | None = None) -> TrackerRun:
+    """Begin the run in its tracker, or go on with it. `plugin_dir`: as `directory` of `load_plugin`."""
+    if isinstance(options, PythonClass):
+        plugin = load_plugin(Plugin(kind=kind_named("tracker"), named=options), directory=plugin_dir)
+        own: TrackerRun = plugin.made_by(plugin.options, run)
+        return own
     module, _ = TRACKERS[key]
     made: TrackerRun = importlib.import_module(f"{MODULE}.{module}").open_run(options, run=run)
     return made
@@ -82,7 +110,7 @@ def open_run(key: str, options: SpecModel, *, run: TrackedRun) -> TrackerRun:
 
 def missing_packages(trackers: Trackers) -> Iterator[UserError]:
     """Find the trackers of a job whose packages are not installed."""
-    for key in trackers.named():
+    for key in [key for key in trackers.named() if key in TRACKERS]:
         module, package = TRACKERS[key]
         if importlib.util.find_spec(module) is None:
             rule = f"needs the package {package}, which is not installed"

@@ -125,6 +125,7 @@ class FollowerRank:
             spec=settings.spec,
             model_path=settings.model_path,
             base_dir=settings.base_dir,
+            plugin_dir=settings.plugin_dir,
             threads=settings.threads,
             run_dir=settings.run_dir,
             env=settings.env,

@@ -176,6 +176,7 @@ def _prepare(
             spec=spec,
             model_path=settings.model_path,
             base_dir=settings.base_dir,
+            plugin_dir=settings.plugin_dir,
             threads=settings.threads,
             run_dir=settings.run_dir,
             env=settings.env,

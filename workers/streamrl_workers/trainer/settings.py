@@ -80,6 +80,11 @@ class TrainerSettings:
         return worker_labels(self.metadata, role="trainer", process=self.process)
 
     @property
+    def plugin_dir(self) -> Path | None:
+        """Where plug-ins lie beside what is installed; None, with certificates: nowhere."""
+        return self.base_dir if self.variables.tls is None else None
+
+    @property
     def rendezvous(self) -> Rendezvous:
         """Where and how the ranks of this job meet."""
         return Rendezvous(env=self.env, token=self.token, timeout_s=self.spec.trainer.rank_timeout_seconds)

@@ -52,6 +52,10 @@ MISTAKES = [
         {"events": [{"atSeconds": 1, "kill": {"generator": "generator-q-0"}}]},
         "(document): generator of an event must be generator-POOL-N of p, got generator-q-0",
     ),
+    (
+        {"scheduling": {"dispatch": {"python": {"class": "own:Mine"}}}},
+        "(document): scheduling.dispatch.python must be absent: a simulation runs no code of the user",
+    ),
     ({"ranker": {"recallPercent": 10}}, "ranker.recallPercent: must be a number from 20 to 100, got 10"),
 ]
 

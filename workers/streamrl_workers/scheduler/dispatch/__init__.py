@@ -11,8 +11,9 @@ Beside this folder: `planning.py`, `Dispatcher` (when an order is made, and from
 from collections.abc import Callable
 from typing import Any
 
-from streamrl.spec.base import SpecModel
-from streamrl.spec.scheduling import Dispatch
+from streamrl.spec.base import PythonClass, SpecModel
+from streamrl.spec.scheduling import Dispatch, Fifo
+from streamrl_workers.plugins.load import LoadedPlugin
 from streamrl_workers.scheduler.dispatch.order import Candidate, Key, Order, Policy
 from streamrl_workers.scheduler.dispatch.policies import AutoPolicy, FifoPolicy, LongestFirstPolicy, SkewAwarePolicy
 
@@ -25,8 +26,13 @@ POLICIES: dict[str, Callable[[Any], Policy]] = {
 """Key as users write it -> from the member of the contract to the policy."""
 
 
-def policy(key: str, options: SpecModel | None = None) -> Policy:
-    """The policy of this key; `options`: its member of the contract, None for the defaults."""
+def policy(key: str, options: SpecModel | LoadedPlugin | None = None) -> Policy:
+    """The policy of this key; `options`: its member of the contract, or a loaded plug-in; None for the defaults."""
+    if isinstance(options, LoadedPlugin):
+        own: Policy = options.make()
+        return own
+    if isinstance(options, PythonClass):  # of who reads a run's journal, and runs no code of it
+        return FifoPolicy(Fifo())
     found = POLICIES.get(key)
     if found is None:
         raise ValueError(f"unknown dispatch policy {key!r}; known: {', '.join(POLICIES)}")

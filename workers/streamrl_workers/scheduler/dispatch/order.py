@@ -5,11 +5,13 @@ long pool take the groups that are predicted longest, all others the rest. The q
 of dispatch. An order is made rarely (`planning.py`); between two orders a dispatch is one pop of a heap.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Protocol
+from typing import Any, Protocol
 
+from streamrl.spec.base import PluginOptions
 from streamrl_workers.scheduler.dispatch.makespan import Instance
 
 Key = tuple[float, ...]
@@ -99,6 +101,17 @@ class PlannedBatch:
 class Policy(Protocol):
     """One way to dispatch."""
 
+    def order(self, batch: PlannedBatch) -> Order:
+        """The order from now on."""
+
+
+class DispatchPolicy(ABC):
+    """Base of plug-ins that dispatch. It is called in the scheduler's event loop: every message waits for it."""
+
+    def __init__(self, options: PluginOptions) -> None:
+        self.options: Any = options
+
+    @abstractmethod
     def order(self, batch: PlannedBatch) -> Order:
         """The order from now on."""
 

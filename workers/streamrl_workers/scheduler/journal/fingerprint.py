@@ -1,7 +1,7 @@
-"""The fingerprint of the job's data in the journal: what its prompts are made of, by the field that says where they come from.
+"""The fingerprint of the job's data, and of the code of its plug-ins, in the journal: by the field that says where they come from.
 
 A group has only the index of its prompt. So a run that goes on with other data would train other prompts under the same
-indices. Does not own how a fingerprint is made (`tasks/dataset.py`), nor what happens to a run whose data has changed.
+indices. Does not own how a fingerprint is made (`tasks/dataset.py`, `plugins/sources.py`), nor what happens to a run whose data has changed.
 """
 
 import json
@@ -17,7 +17,7 @@ Fingerprint = Mapping[str, str]
 
 _KEY = "data"
 """In the table `meta`. A journal of an earlier release has none."""
-_FIX = "put the data back, or allow other data: --allow-changed-data beside --resume, in a cluster spec.task.allowChangedData while the job is suspended"
+_ALLOW = "--allow-changed-data beside --resume, in a cluster spec.task.allowChangedData while the job is suspended"
 
 
 def read_fingerprint(connection: sqlite3.Connection) -> Fingerprint | None:
@@ -37,9 +37,10 @@ def write_fingerprint(connection: sqlite3.Connection, fingerprint: Fingerprint) 
 
 
 def changed_data(recorded: Fingerprint, found: Fingerprint) -> UserError:
-    """Return the error that names the first change, and how many more there are."""
+    """Return the error that names the first change, of data or of a plug-in's code, and how many more there are."""
     changed = [field for field in {**recorded, **found} if recorded.get(field) != found.get(field)]
     first, more = changed[0], f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
     then, now = (data.get(first, "not there") for data in (recorded, found))
-    rule = f"the data has changed since the journal was written; recorded: {then}; now: {now}{more}"
-    return UserError(field=first, rule=rule, fix=_FIX)
+    what = "code" if first.endswith(".class") else "data"
+    rule = f"the {what} has changed since the journal was written; recorded: {then}; now: {now}{more}"
+    return UserError(field=first, rule=rule, fix=f"put the {what} back, or allow other {what}: {_ALLOW}")

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from streamrl.spec import RLJob
+from streamrl_workers.plugins.load import LoadedPlugin, load_at
 from streamrl_workers.process.silences import silence_warnings
 from streamrl_workers.ranker.folder import check_ranker
 from streamrl_workers.scheduler import effects as fx
@@ -36,16 +37,23 @@ class Guests:
         self._job = job
         self._ranker = None if recovered.ended else job.spec.scheduling.ranker
         self._tracer = make_tracer(job, run_dir=environment.run_dir, recovered=recovered)
-        self._trackers = TrackerClients(job, run_dir=environment.run_dir, store_dir=environment.store_dir)
+        self._trackers = TrackerClients(
+            job, run_dir=environment.run_dir, store_dir=environment.store_dir, plugin_dir=environment.plugin_dir
+        )
+        self.dispatch_policy: LoadedPlugin | None = None
+        """The user's own, once it is checked; None: the job names none."""
 
     def check(self) -> None:
         """Refuse what cannot be used, before anything is started.
 
         Raises:
-            UserError: the ranker's folder, or a tracker's package, cannot be used.
+            UserError, UserErrors: the ranker's folder, a tracker's package or the dispatch policy cannot be used.
         """
         check_ranker(self._ranker, base_dir=self._environment.code_dir)
         check_trackers(self._job.spec.trackers)
+        self.dispatch_policy = load_at(
+            self._job.spec, "scheduling.dispatch.python", directory=self._environment.plugin_dir
+        )
 
     def join(
         self,

@@ -148,12 +148,21 @@ class TrackerClient:
 class TrackerClients:
     """All trackers of a job."""
 
-    def __init__(self, job: RLJob, *, run_dir: Path, store_dir: Path, times: TrackerTimes = TrackerTimes()) -> None:
-        """`store_dir`: its name tells apart the jobs of a cluster that have one name after the other."""
+    def __init__(
+        self,
+        job: RLJob,
+        *,
+        run_dir: Path,
+        store_dir: Path,
+        plugin_dir: Path | None = None,
+        times: TrackerTimes = TrackerTimes(),
+    ) -> None:
+        """`store_dir`: its name tells apart the jobs of a cluster that have one name after the other. `plugin_dir`: as of `load_plugin`."""
         trackers = job.spec.trackers
         opening = {
             "trackers": trackers.model_dump(mode="json", by_alias=True, exclude_none=True),
             "run_dir": str(run_dir.resolve()),
+            "plugin_dir": None if plugin_dir is None else str(plugin_dir),
             "run": tracked_run(job, run_dir=run_dir, store_dir=store_dir) if trackers.named() else {},
         }
         self._times = times

@@ -9,14 +9,15 @@ a view has all of a sample's contexts, a pass has each as a sequence.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 
 from streamrl.spec.algorithm import ClipBounds, Critic, ReferenceKl, UtteranceCritic
-from streamrl_workers.trainer.algorithms.corrections import BatchMask, Corrector
+from streamrl.spec.base import PluginOptions
+from streamrl_workers.trainer.algorithms.corrections import BatchMask, Corrected, Corrector
 
 Aggregation = Literal["SequenceMean", "TokenMean", "SequenceSum", "FixedLength"]
 """How token losses become the loss of an update: the mean over samples of their token means; the mean over all tokens;
@@ -31,6 +32,7 @@ class AlgorithmSetup:
     correction: Corrector
     mask: BatchMask | None = None  # of the correction
     max_tokens: int  # of one turn of the model
+    advantage: "GroupAdvantage | None" = None  # in place of a group algorithm's own; None: its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,7 @@ class RewardedSample:
     turns: tuple[ModelTurn, ...]
     truncated: bool = False  # ended by `maxTokens`, not by itself
     weight: float = 1.0  # of the data set's own answer
+    parts: Mapping[str, float] = field(default_factory=dict)  # what each of the job's rewards gave, by its name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,20 @@ class TokenLoss:
     outside_N: torch.Tensor  # bool: its ratio is out of the clip's bounds, whatever the advantage
     weight_N: torch.Tensor  # of the correction, detached; 0 where it left the token out
 
+    @classmethod
+    def unclipped(cls, loss_N: torch.Tensor, *, weight_N: torch.Tensor | None = None) -> Self:
+        """Make a loss without a clip; `weight_N`: None = 1."""
+        nothing_N = torch.zeros_like(loss_N, dtype=torch.bool)
+        weight_N = torch.ones_like(loss_N.detach()) if weight_N is None else weight_N
+        return cls(loss_N=loss_N, clipped_N=nothing_N, outside_N=nothing_N, weight_N=weight_N)
+
+
+def corrected(batch: TokenBatch, *, correction: Corrector) -> Corrected:
+    """Apply a correction and its mask."""
+    found = correction(proximal_N=batch.proximal_N, behaviour_N=batch.behaviour_N, sequences_N=batch.sequences_N)
+    kept_N = batch.kept_N
+    return found if kept_N is None else replace(found, weight_N=found.weight_N.masked_fill(~kept_N, 0.0))
+
 
 class Algorithm(ABC):
     """What to learn from samples."""
@@ -114,20 +131,46 @@ class Algorithm(ABC):
     skips_equal: ClassVar[bool] = True  # False: groups of equal rewards have a gradient whatever the rewards
 
     def __init__(self, setup: AlgorithmSetup) -> None:
-        self.reference_kl: ReferenceKl | None = setup.spec.reference_kl  # not None: reference log-probs are wanted
+        # Options of a plug-in need not have these fields.
+        self.reference_kl: ReferenceKl | None = getattr(
+            setup.spec, "reference_kl", None
+        )  # reference log-probs are wanted
         self._clip: ClipBounds = setup.spec  # where the algorithm clips
         self._correction = setup.correction
         self.mask = setup.mask  # not None: the step's log-probs are wanted before its first sample is trained
+
+    def corrected(self, batch: TokenBatch) -> Corrected:
+        """Apply the job's correction: what a ratio divides by, and the weight of each token's loss; 0 where it leaves one out."""
+        return corrected(batch, correction=self._correction)
 
     @abstractmethod
     def token_loss(self, batch: TokenBatch) -> TokenLoss:
         """Loss of every token."""
 
 
+class GroupAdvantage(ABC):
+    """Base of plug-ins that say a group's advantages, in place of an algorithm's own."""
+
+    def __init__(self, options: PluginOptions) -> None:
+        self.options: Any = options
+
+    @abstractmethod
+    def advantages(self, samples: Sequence[RewardedSample]) -> list[float | None]:
+        """Advantage of each sample of one group; None: the sample has no reward and is left out."""
+
+
 class GroupAlgorithm(Algorithm):
     """Needs whole groups: samples are trained as they stream in."""
 
     needs = "group"
+
+    def __init__(self, setup: AlgorithmSetup) -> None:
+        super().__init__(setup)
+        self._advantage = setup.advantage
+
+    def group_advantages(self, samples: Sequence[RewardedSample]) -> list[float | None]:
+        """Return the advantages that the job asks for: another class's, or those of the algorithm."""
+        return self.advantages(samples) if self._advantage is None else self._advantage.advantages(samples)
 
     @abstractmethod
     def advantages(self, samples: Sequence[RewardedSample]) -> list[float | None]:
@@ -143,8 +186,8 @@ class BatchAlgorithm(Algorithm):
 
     def __init__(self, setup: AlgorithmSetup) -> None:
         super().__init__(setup)
-        self.epochs: int = setup.spec.epochs
-        self.mini_batches: int = setup.spec.mini_batches
+        self.epochs: int = getattr(setup.spec, "epochs", 1)
+        self.mini_batches: int = getattr(setup.spec, "mini_batches", 1)
 
     @abstractmethod
     def values(self, views: Sequence[TokenView]) -> list[TokenValues]:

@@ -16,6 +16,7 @@ proximal log-probs of all samples before it trains the first; the tokens that ar
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,6 +32,7 @@ from streamrl.spec.algorithm import (
     TruncatedImportance,
     TwoSidedClip,
 )
+from streamrl.spec.base import PluginOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,20 @@ class Corrector(Protocol):
 
 BatchMask = Callable[[torch.Tensor], torch.Tensor]
 """log proximal - log mu of all tokens of a step [N] -> bool [N]: True where the token takes part."""
+
+
+class SampleCorrection(ABC):
+    """Base of plug-ins that correct for samples of another policy."""
+
+    mask: BatchMask | None = None
+    """A method `mask(log_ratio_N)`, where the tokens that take part follow from the whole step."""
+
+    def __init__(self, options: PluginOptions) -> None:
+        self.options: Any = options
+
+    @abstractmethod
+    def __call__(self, *, proximal_N: torch.Tensor, behaviour_N: torch.Tensor, sequences_N: torch.Tensor) -> Corrected:
+        """Log-probs without gradient, and which sequence each token is of."""
 
 
 def two_sided_clip(spec: TwoSidedClip) -> Corrector:

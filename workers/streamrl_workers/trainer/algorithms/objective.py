@@ -31,7 +31,7 @@ from typing import Literal
 import torch
 
 from streamrl.spec.algorithm import ClipBounds, ReferenceKl
-from streamrl_workers.trainer.algorithms.algorithm import TokenBatch, TokenLoss, TokenView
+from streamrl_workers.trainer.algorithms.algorithm import TokenBatch, TokenLoss, TokenView, corrected
 from streamrl_workers.trainer.algorithms.corrections import Corrector
 
 _STD_FLOOR = 1e-8
@@ -47,11 +47,11 @@ ESTIMATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 def clipped_surrogate(batch: TokenBatch, *, clip: ClipBounds, correction: Corrector) -> TokenLoss:
     """L of each token."""
-    corrected = correction(proximal_N=batch.proximal_N, behaviour_N=batch.behaviour_N, sequences_N=batch.sequences_N)
-    weight_N = corrected.weight_N if batch.kept_N is None else corrected.weight_N.masked_fill(~batch.kept_N, 0.0)
-    low, high, cap = 1.0 - clip.clip_low, 1.0 + clip.clip_high, corrected.cap
+    found = corrected(batch, correction=correction)
+    weight_N = found.weight_N
+    low, high, cap = 1.0 - clip.clip_low, 1.0 + clip.clip_high, found.cap
     advantages_N = batch.advantages_N
-    ratio_N = torch.exp(batch.logprobs_N - corrected.anchor_N)
+    ratio_N = torch.exp(batch.logprobs_N - found.anchor_N)
     bounded_N = torch.minimum(ratio_N.clamp(max=cap) * advantages_N, ratio_N.clamp(low, high) * advantages_N)
     with torch.no_grad():
         above_N = (advantages_N > 0) & (ratio_N > min(high, cap))
@@ -67,13 +67,7 @@ def clipped_surrogate(batch: TokenBatch, *, clip: ClipBounds, correction: Correc
 
 def weighed_cross_entropy(batch: TokenBatch) -> TokenLoss:
     """L of each token."""
-    none_N = torch.zeros_like(batch.logprobs_N, dtype=torch.bool)
-    return TokenLoss(
-        loss_N=-batch.advantages_N * batch.logprobs_N,
-        clipped_N=none_N,
-        outside_N=none_N,
-        weight_N=torch.ones_like(batch.logprobs_N),
-    )
+    return TokenLoss.unclipped(-batch.advantages_N * batch.logprobs_N)
 
 
 def kl_divergence(log_ratio_N: torch.Tensor, *, estimator: Estimator) -> torch.Tensor:

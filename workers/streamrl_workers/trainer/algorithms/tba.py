@@ -66,10 +66,4 @@ class Tba(BatchAlgorithm):
         moved_N = sequence_sums(batch.logprobs_N - batch.proximal_N, sequences_N=batch.sequences_N)
         tokens_N = sequence_sums(torch.ones_like(batch.proximal_N), sequences_N=batch.sequences_N)
         error_N = moved_N - batch.advantages_N / self._beta
-        nothing_N = torch.zeros_like(batch.proximal_N, dtype=torch.bool)
-        return TokenLoss(
-            loss_N=self._beta / 2.0 * error_N.square() / tokens_N,
-            clipped_N=nothing_N,
-            outside_N=nothing_N,
-            weight_N=torch.ones_like(batch.proximal_N),
-        )
+        return TokenLoss.unclipped(self._beta / 2.0 * error_N.square() / tokens_N)

@@ -18,6 +18,7 @@ class EngineSetup:
     spec: RLJobSpec
     model_path: str | None  # directory or hub name; the simulated engine needs none
     base_dir: Path = Path()  # where relative paths of the job begin
+    plugin_dir: Path | None = None  # where plug-ins lie; None: installed ones alone
     threads: int | None  # of torch; None = torch's choice
     run_dir: Path | None = None  # where a rank keeps what its next process must know; None: nowhere
     env: RankEnvironment = field(default_factory=RankEnvironment)

@@ -208,7 +208,7 @@ def create(setup: EngineSetup) -> TorchEngine:
         ranks: Ranks = SingleRank(_worker_of(setup, device=device))
     else:
         ranks = _several_ranks(setup, setup.ranks)
-    return TorchEngine(ranks, spec=setup.spec, algorithm=create_algorithm(setup.spec))
+    return TorchEngine(ranks, spec=setup.spec, algorithm=create_algorithm(setup.spec, plugin_dir=setup.plugin_dir))
 
 
 def create_follower(setup: EngineSetup) -> Callable[[Payload], RankWorker]:
@@ -243,7 +243,14 @@ def _member(setup: EngineSetup, *, store: TCPStore, device: torch.device) -> Ran
 def _worker_of(setup: EngineSetup, *, device: torch.device, mesh: DeviceMesh | None = None) -> RankWorker:
     if setup.model_path is None:
         raise UserError(field=ENV_MODEL_PATH, rule="is required by trainer engine torch")
-    models = build_models(setup.spec, model_path=setup.model_path, base_dir=setup.base_dir, device=device, mesh=mesh)
+    models = build_models(
+        setup.spec,
+        model_path=setup.model_path,
+        base_dir=setup.base_dir,
+        plugin_dir=setup.plugin_dir,
+        device=device,
+        mesh=mesh,
+    )
     measured = CudaMemory(device) if device.type == "cuda" else None
     return RankWorker(
         models, spec=setup.spec, memory=PassMemory(spec=setup.spec, device=measured, run_dir=setup.run_dir)
@@ -256,14 +263,20 @@ def _prepare_torch(setup: EngineSetup) -> None:
 
 
 def build_models(
-    spec: RLJobSpec, *, model_path: str, base_dir: Path = Path(), device: torch.device, mesh: DeviceMesh | None = None
+    spec: RLJobSpec,
+    *,
+    model_path: str,
+    base_dir: Path = Path(),
+    plugin_dir: Path | None = None,
+    device: torch.device,
+    mesh: DeviceMesh | None = None,
 ) -> RankModels:
     """The models of this rank with the initial weights; `mesh`: of all ranks, None = this one alone. Ranks build alike, from the job's seed."""
     trainer = spec.trainer
     sharding.set_precision(trainer, device=device)
     if trainer.compile:
         sharding.check_compiler(device)
-    algorithm = create_algorithm(spec)
+    algorithm = create_algorithm(spec, plugin_dir=plugin_dir)
     frozen_path = _frozen_path(spec, algorithm=algorithm, model_path=model_path, base_dir=base_dir)
     check_memory(model_path, spec=spec, algorithm=algorithm, frozen_path=frozen_path, device=device)
     _check_switch(model_path, algorithm=algorithm, frozen_path=frozen_path)

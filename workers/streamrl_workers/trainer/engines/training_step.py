@@ -167,7 +167,7 @@ class GroupStep(TrainingStep):
 
     def add(self, group: pb.Group) -> None:
         """Form advantages; samples wait for a micro-step."""
-        advantages = self._algorithm.advantages([rewarded(sample) for sample in group.samples])
+        advantages = self._algorithm.group_advantages([rewarded(sample) for sample in group.samples])
         self.advantages[group.group_id] = [math.nan if value is None else value for value in advantages]
         packed = [
             context
@@ -323,6 +323,7 @@ def rewarded(sample: pb.Sample) -> RewardedSample:
         turns=_turns(sample),
         truncated=sample.finish_reason == "length",
         weight=sample.weight if sample.HasField("weight") else 1.0,
+        parts=dict(sample.reward_parts),
     )
 
 
