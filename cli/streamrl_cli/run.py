@@ -290,7 +290,11 @@ class _Run:
         """Show what is new, and say what a person should look at."""
         steps, evaluations = await self.progress.refresh()
         self.view.update(steps, evaluations)
-        for text in (*self.progress.warnings(steps), *self.progress.tracker_warnings()):
+        for text in (
+            *self.progress.warnings(steps),
+            *self.progress.tracker_warnings(),
+            *self.progress.score_error_lines(),
+        ):
             self.view.say(text)
         self._look_at_cost()
 

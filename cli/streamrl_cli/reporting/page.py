@@ -215,7 +215,8 @@ def _sizes(run: RunData) -> Iterator[tuple[str, ...]]:
 def _lost(run: RunData) -> Iterator[tuple[str, str, int, str]]:
     """Scores that failed by kind and groups that were dropped by reason, with their meaning."""
     for key, count in _largest_first(run.score_failures):
-        yield "scores failed", key, count, WHY_NO_SCORE.get(key, "")
+        meaning, first = WHY_NO_SCORE.get(key, ""), run.score_errors.get(key)
+        yield "scores failed", key, count, f"{meaning}; the first: {first}" if first else meaning
     for key, count in _largest_first(run.dropped):
         yield "groups dropped", key, count, WHY_DROPPED.get(key, "")
 

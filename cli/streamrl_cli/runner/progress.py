@@ -8,6 +8,7 @@ was progress (`metrics/bubbles.py`). Nobody is ended for a stall.
 import asyncio
 import ipaddress
 import json
+import time
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -56,11 +57,14 @@ class RunProgress:
     """Of a supervised run, as they were measured."""
     score_failures: Counter[str] = field(default_factory=Counter)
     """Kind -> samples that got no reward, over all lines of `steps.jsonl`."""
+    score_errors: dict[str, str] = field(default_factory=dict)
+    """Kind -> text of its first failure."""
     evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)
+    _begun_s: float = field(default_factory=time.time)
     _readers: dict[str, LineReader] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
-    """Warnings of trackers."""
+    """Warnings of trackers, and kinds of scores that failed."""
     silences: Mapping[str, Silence] | None = None
     """Newest notices of the run folder; None: the run's files are elsewhere."""
     _seen_silences: dict[str, Silence] = field(init=False)
@@ -76,12 +80,14 @@ class RunProgress:
             self._take_step(line)
         self.evaluations.update((int(line["step"]), line) for line in evaluations)
         self.status = await fetch_status(self.folder) or self.status  # while there are none, the last ones stay
+        self._take_errors(self.status)
         self.silences = self.folder.silences()
         return steps, evaluations
 
     def take_page(self, page: Mapping[str, Any]) -> None:
         """The same for a run whose files are elsewhere: a scheduler's page has its last step and its last evaluation."""
         self.status = page
+        self._take_errors(page)
         step, evaluation = page.get("last_step"), page.get("last_evaluation")
         if step and step != self.steps.get(int(step["step"])):
             self._take_step(step)
@@ -92,12 +98,18 @@ class RunProgress:
         step = int(line["step"])
         self.steps[step] = line
         self.score_failures.update(line.get("score_failures", {}))
+        if line.get("time_s", 0.0) >= self._begun_s:  # an error of an earlier start may have been mended
+            self._take_errors(line)
         self.rewards.append(line["reward_mean"])
         if (loss := line.get("trainer", {}).get("loss")) is not None:
             self.losses.append(loss)
         self.held_out_losses.extend(held_out_losses([line]))
         if len(self.steps) > RECENT_STEPS:
             del self.steps[min(self.steps)]
+
+    def _take_errors(self, document: Mapping[str, Any]) -> None:
+        for kind, text in document.get("score_errors", {}).items():
+            self.score_errors.setdefault(kind, text)
 
     def _read(self, name: str) -> Iterator[dict[str, Any]]:
         reader = self._readers.setdefault(name, LineReader(path=self.folder.file(keys.DIR_METRICS, name)))
@@ -108,6 +120,14 @@ class RunProgress:
         down = {one["message"] for one in self.status.get("warnings", ()) if one["type"] == TRACKER_DOWN}
         yield from (f"warning: {message}; the run goes on without it" for message in sorted(down - self._told))
         self._told |= down
+
+    def score_error_lines(self) -> Iterator[str]:
+        """Return the first failures of scores that are new since the last call."""
+        for kind, text in self.score_errors.items():
+            if kind not in self._told:
+                self._told.add(kind)
+                counts = Counter(self.status.get("score_failures", {})) | self.score_failures
+                yield f"warning: {score_error_text(kind, text, count=counts[kind])}"
 
     def silence_lines(self) -> Iterator[str]:
         """Return the notices of silent processes that are new since the last call."""
@@ -213,6 +233,11 @@ def failures_text(failures: Mapping[str, int]) -> str:
     return f"{total} score{'s' * (total != 1)} failed: {', '.join(names)}" if kinds else ""
 
 
+def score_error_text(kind: str, text: str, *, count: int) -> str:
+    """`3 scores failed (raised), the first: right: raised KeyError: 'x' (mine.py, line 3)`."""
+    return f"{max(count, 1)} score{'s' * (count > 1)} failed ({kind}), the first: {text}"
+
+
 def bubble_shares(parts: Mapping[str, float], *, wall_s: float) -> dict[str, float]:
     """Shares of the wall by part, causes of `pipeline` put together."""
     shares = dict.fromkeys(PARTS, 0.0)
@@ -231,7 +256,9 @@ def warning_texts(status: Mapping[str, Any], *, silent: Mapping[str, Silence] | 
     found = status.get("warnings", ())
     if silent is not None:
         found = [*(one for one in found if one.get("type") != PROCESS_FROZEN), *silence_warnings(silent.values())]
-    return [str(one["message"]) for one in found]
+    counts, errors = (status.get(key, {}) for key in ("score_failures", "score_errors"))
+    failed = [score_error_text(kind, text, count=counts.get(kind, 0)) for kind, text in errors.items()]
+    return [*(str(one["message"]) for one in found), *failed]
 
 
 async def fetch_status(folder: RunFolder) -> Mapping[str, Any] | None:

@@ -208,7 +208,6 @@ class PlainView:
         self.warm_up_tenths = 0
         self.failures: Counter[str] = Counter()
         """Scores that failed since the last line that told of them."""
-        self.has_told_failures = False
 
     def __enter__(self) -> "PlainView":
         return self
@@ -233,12 +232,9 @@ class PlainView:
             self.failures.update(line.get("score_failures", {}))
             if (line["step"] + 1) % LINE_EVERY_STEPS == 0 or line["step"] + 1 == self.progress.total_steps:
                 self.say(self._step_text(line) + self._new_failures(before="  "))
-        if not self.has_told_failures and (text := self._new_failures()):
-            self.say(text)  # the first ones at once: a mistake in a reward is found early
 
     def _new_failures(self, *, before: str = "") -> str:
         text = failures_text(self.failures)
-        self.has_told_failures |= bool(text)
         self.failures.clear()
         return before + text if text else ""
 

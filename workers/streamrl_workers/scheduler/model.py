@@ -28,11 +28,12 @@ from types import MappingProxyType
 from typing import Protocol
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl.proto.literals import unmarked
 from streamrl_workers.scheduler.records import SampleStats
 from streamrl_workers.scheduler.sample import Sample, illegal_event
 from streamrl_workers.scheduler.settings import TaskSettings
 from streamrl_workers.stream.segments import completion_tokens
-from streamrl_workers.tasks.values import Prompt
+from streamrl_workers.tasks.values import Prompt, Reference
 
 
 class GroupState(StrEnum):
@@ -122,8 +123,16 @@ class GroupPrompt:
     text: str = ""
     tokens: bytes = b""
     """int32, once a generator has tokenized the text. The samples of the group share this copy."""
+    reference: Reference | None = None
+    """What its reward sees beside the text."""
     tokens_hash: bytes = b""
     """What the tokens must have; empty: any tokens will do."""
+
+    def texts(self, samples: Sequence[pb.SampleTexts]) -> bytes:
+        """Return what the archive stores of the group's texts."""
+        answer, metadata = self.reference or (None, "")
+        stored = pb.GroupTexts(prompt=unmarked(self.text), samples=samples, answer=answer, metadata=metadata)
+        return stored.SerializeToString()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

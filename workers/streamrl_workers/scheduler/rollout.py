@@ -28,7 +28,6 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl.proto.literals import unmarked
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.evaluation import Evaluator
 from streamrl_workers.scheduler.generators import Fleet, Generator, KvEstimate, KvSize, Lease
@@ -45,7 +44,7 @@ from streamrl_workers.scheduler.model import (
 )
 from streamrl_workers.scheduler.planning import Planner, WaitingGroups
 from streamrl_workers.scheduler.records import Dropped, Scored
-from streamrl_workers.scheduler.sample import Sample, SampleEvent, SampleState, covers, validate_progress
+from streamrl_workers.scheduler.sample import Sample, SampleEvent, SampleState, ScoreFailures, covers, validate_progress
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.stream.archive import is_archived
 from streamrl_workers.stream.packing import tokens_hash
@@ -96,8 +95,8 @@ class SampleLifecycle:
         self.answering = 0
         """Samples that are with the environment."""
         self.last_error = ""
-        self.failures: Counter[str] = Counter()
-        """Kind -> samples that got no reward; the evaluation counts here too."""
+        self.failures = ScoreFailures()
+        """The evaluation counts here too."""
         self.stages = stages(self)
 
     # ---- to a generator
@@ -342,8 +341,7 @@ class SampleLifecycle:
         goes_there = is_archived(group.group_id, share_percent=self._settings.archived_percent)
         if not goes_there or group.unscored or not group.samples:
             return b""
-        samples = [sample.texts() for sample in group.samples]
-        return pb.GroupTexts(prompt=unmarked(group.prompt.text), samples=samples).SerializeToString()
+        return group.prompt.texts([sample.texts() for sample in group.samples])
 
     # ---- scored
 
@@ -355,8 +353,7 @@ class SampleLifecycle:
         sample = group.samples[score.sample_index]
         if REWARD not in sample.awaits:
             return
-        if score.kind is not None:
-            self.failures[score.kind] += 1
+        self.failures.add(score.kind, score.error)
         sample.rewarded(score)
         self.received(group, sample, REWARD)
 

@@ -171,7 +171,9 @@ def read_stored(
         version_hash=b"" if step is None else step.version_hash,
         samples=[
             pb.ArchivedSample(
-                reward=sample.reward if sample.HasField("reward") else None, tokens=completion_tokens(sample)
+                reward=sample.reward if sample.HasField("reward") else None,
+                tokens=completion_tokens(sample),
+                failed=bool(sample.reward_error),
             )
             for sample in samples
         ],
