@@ -104,6 +104,7 @@ def test_the_report_shows_parts_and_failures(run: LocalRun) -> None:
     assert f"<td>scores failed</td><td>timeout</td><td>{timeouts}</td>" in page
     assert f"the first: {RAISED}".replace("'", "&#39;") in page
     assert "<h3>reference</h3>" in page
+    assert "<code>scoring</code>: finished samples wait for their rewards" in page
     assert "<h3>Reward by part</h3>" in page
     assert "<h3>Gradient norm</h3>" not in page, "a simulated trainer has none"
 

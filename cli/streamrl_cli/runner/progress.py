@@ -26,6 +26,16 @@ from streamrl_workers.process.silences import PROCESS_FROZEN, Silence, silence_w
 
 PARTS = ("busy", "pipeline", "weights", "skew", "other")
 """The parts that a wall is made of, in the order in which they are drawn."""
+WAITS = {
+    "no_samples": "the trainer waits for generation: more generators, or a larger maxStalenessSteps",
+    "scoring": "finished samples wait for their rewards: a larger task.processes, or a faster reward",
+    "due_group": "the trainer waits for one group that must come next: dispatch by length, or rebalancing",
+    "staleness": "generators may not begin samples of an older version: fewer generators, or a larger maxStalenessSteps",
+    "no_prompts": "no work is planned: a larger batchGroups",
+    "back_pressure": "the scheduler takes no more samples: a faster trainer, or fewer generators",
+    "phase": "generators and trainer share devices and take turns: another mode than Colocated",
+}
+"""Cause of `pipeline` -> what is waited for, and what helps."""
 RECENT_STEPS = 10
 """Speed and ETA are means over so many steps: long enough to be steady, short enough to follow."""
 STATUS_TIMEOUT_S = 2.0
@@ -246,6 +256,15 @@ def bubble_shares(parts: Mapping[str, float], *, wall_s: float) -> dict[str, flo
     for part, seconds in parts.items():
         shares[part.split("_", 1)[0]] += seconds / wall_s
     return shares
+
+
+def main_wait(parts: Mapping[str, float], *, wall_s: float) -> tuple[str, float]:
+    """Return the largest cause of `pipeline` and its share of the wall; ("", 0): there is none."""
+    causes = {part.removeprefix("pipeline_"): s for part, s in parts.items() if part.startswith("pipeline_") and s > 0}
+    if not causes or wall_s <= 0:
+        return "", 0.0
+    most = max(causes, key=lambda cause: causes[cause])
+    return most, causes[most] / wall_s
 
 
 def warning_texts(status: Mapping[str, Any], *, silent: Mapping[str, Silence] | None) -> list[str]:

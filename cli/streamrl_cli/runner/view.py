@@ -21,6 +21,7 @@ from streamrl_cli.runner.progress import (
     format_seconds,
     held_out_losses,
     held_out_text,
+    main_wait,
     processes,
     warning_texts,
 )
@@ -29,6 +30,8 @@ SPARK = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 48
 BAR_WIDTH = 40
 PART_STYLES = {"busy": "green", "pipeline": "yellow", "weights": "blue", "skew": "magenta", "other": "bright_black"}
+SHOWN_WAIT = 0.05
+"""Share of the wall from which on a cause of idleness is named."""
 LINE_EVERY_STEPS = 10
 """A line for each step would fill a log; evaluations are always shown."""
 
@@ -132,7 +135,9 @@ def bubbles_table(progress: RunProgress) -> Table:
     table.add_row("", Text("share of the wall", style="dim"), legend())
     for one in processes(progress.status):
         shares = bubble_shares(one["bubbles"], wall_s=one["wall_s"])
-        table.add_row(_text(one["id"]), share_bar(shares), Text(f"busy {shares['busy']:.0%}"))
+        cause, share = main_wait(one["bubbles"], wall_s=one["wall_s"])
+        wait = f", waits: {cause} {share:.0%}" if share >= SHOWN_WAIT else ""
+        table.add_row(_text(one["id"]), share_bar(shares), _text(f"busy {shares['busy']:.0%}{wait}"))
     return table
 
 

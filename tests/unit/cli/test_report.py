@@ -27,10 +27,11 @@ from streamrl_cli.reporting.page import (
     reward_tasks,
 )
 from streamrl_cli.runner.folder import RunFolder, create_folder
-from streamrl_cli.runner.progress import RunProgress, failures_text, warning_texts
-from streamrl_cli.runner.view import LiveView, PlainView
+from streamrl_cli.runner.progress import WAITS, RunProgress, failures_text, warning_texts
+from streamrl_cli.runner.view import LiveView, PlainView, run_panel
 from streamrl_cli.weight_stalls import measured_rows
 from streamrl_operator.planning.weight_times import WeightTimes
+from streamrl_workers.metrics.bubbles import CAUSES
 from support.command import streamrl
 from support.jobs import simulated_job
 
@@ -358,6 +359,24 @@ def test_bubbles_of_all_processes_are_weighted_by_cost(tmp_path: Path) -> None:
     write_lines(folder, "generator-sim-0", [wall(101, 1, busy=0.0, skew=1.0)])
     ratios = weighted_bubbles(read_run(folder.path))
     assert (ratios["busy"], ratios["skew"]) == pytest.approx((0.75, 0.25))
+
+
+async def test_idleness_for_want_of_rewards_is_named_with_what_helps(folder: RunFolder) -> None:
+    """A reward is not blamed on generation: neither in the report nor in the live view and `streamrl top`."""
+    parts = {"busy": 1.0, "pipeline_scoring": 2.5, "pipeline_staleness": 0.5}
+    write_lines(folder, "steps", [step(0)])
+    write_lines(folder, "generator-sim-0", [wall(104, 4, **parts)])
+    page = render(read_run(folder.path), plotly_js="")
+    assert "<p><code>scoring</code>: finished samples wait for their rewards: a larger task.processes" in page
+    assert "<code>staleness</code>" not in page and "<code>no_samples</code>" not in page
+    progress, out = RunProgress(folder=folder), io.StringIO()
+    progress.status = {"generators": [{"id": "g", "pool": "sim", "bubbles": parts, "wall_s": 4.0}], "trainer": None}
+    Console(file=out, width=120).print(run_panel(progress))
+    assert "busy 25%, waits: scoring 62%" in out.getvalue()
+
+
+def test_each_cause_of_idleness_says_what_helps() -> None:
+    assert set(WAITS) == set(CAUSES)
 
 
 @pytest.mark.parametrize(

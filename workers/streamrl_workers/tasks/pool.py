@@ -17,6 +17,7 @@ Loops: one per slot (`worker_slots.py`) and the fork server's listener (`fork_se
 
 import asyncio
 import logging
+import os
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -57,6 +58,8 @@ from streamrl_workers.tasks.worker_slots import (
 
 MEMORY_LIMIT_BYTES = 4 << 30
 """Growth of one worker's address space; generous, so that only leaks meet it."""
+LEAST_PROCESSES, MOST_PROCESSES = 4, 8
+"""Where the job names no number. Each takes some ten megabytes beyond what all share."""
 CLOSED = "the task pool is closed"
 TASKS_LOG = "tasks.log"
 """In the run folder's logs: what the processes print."""
@@ -96,7 +99,7 @@ class TaskPool:
             host=host,
             output=None if run_dir is None else run_dir / DIR_LOGS / TASKS_LOG,
         )
-        self._count = processes or job.spec.task.processes
+        self._count = processes or job.spec.task.processes or default_processes()
         self._shares = job.spec.task.shares
         self._duties = [TaskDuties(rewards=task.rewards, limits=limits_of(task)) for task in job.spec.task.tasks]
         tasks = job.spec.task.tasks
@@ -255,6 +258,12 @@ class TaskPool:
                 raise TaskPoolError("the data of the job has changed since it was opened")
             self.held_out_size, self.fingerprint = opened
             return self._fork_server
+
+
+def default_processes() -> int:
+    """Return how many processes a job has that names no number: rewards may compute, and they may wait."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(cpus, LEAST_PROCESSES), MOST_PROCESSES)
 
 
 class Backlog:
