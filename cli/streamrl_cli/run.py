@@ -86,7 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="begin with the trained model of a run that has ended, in place of spec.model, and count from step 0",
     )
     add_overrides(parser)
-    parser.add_argument("--run-dir", type=Path, help="folder of this run (default: runs/<job>-<time>)")
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        help="folder of this run: new, empty, or of a run without a step (default: runs/<job>-<time>)",
+    )
     parser.add_argument(
         "--grpc-port", type=int, default=0, help="the scheduler's port for generators and trainer (default: any)"
     )

@@ -8,7 +8,6 @@ was progress (`metrics/bubbles.py`). Nobody is ended for a stall.
 import asyncio
 import ipaddress
 import json
-import time
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -71,7 +70,6 @@ class RunProgress:
     """Kind -> text of its first failure."""
     evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)
-    _begun_s: float = field(default_factory=time.time)
     _readers: dict[str, LineReader] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
     """Warnings of trackers, and kinds of scores that failed."""
@@ -85,9 +83,12 @@ class RunProgress:
 
     async def refresh(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Read what is new; returns the new step lines and the new evaluation lines."""
+        is_first = not self._readers
         steps, evaluations = list(self._read("steps.jsonl")), list(self._read("evaluations.jsonl"))
         for line in steps:
             self._take_step(line)
+            if not is_first:  # of an earlier start, what raised may have been mended
+                self._take_errors(line)
         self.evaluations.update((int(line["step"]), line) for line in evaluations)
         self.status = await fetch_status(self.folder) or self.status  # while there are none, the last ones stay
         self._take_errors(self.status)
@@ -108,8 +109,6 @@ class RunProgress:
         step = int(line["step"])
         self.steps[step] = line
         self.score_failures.update(line.get("score_failures", {}))
-        if line.get("time_s", 0.0) >= self._begun_s:  # an error of an earlier start may have been mended
-            self._take_errors(line)
         self.rewards.append(line["reward_mean"])
         if (loss := line.get("trainer", {}).get("loss")) is not None:
             self.losses.append(loss)
