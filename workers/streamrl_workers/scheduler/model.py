@@ -247,6 +247,11 @@ class GroupTable:
     def __getitem__(self, group_id: int) -> Group:
         return self.by_id[group_id]
 
+    @property
+    def lacks_rewards(self) -> bool:
+        """Whether some group lacks rewards alone: what scores it makes prompts only after that."""
+        return self._rewards_alone and self.counts[GroupState.FINISHED] > 0
+
     def awaits_scores(self, groups: int) -> bool:
         """Return whether `groups` groups lack rewards alone."""
         scored = self.counts[GroupState.SCORED]

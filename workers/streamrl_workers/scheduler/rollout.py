@@ -495,6 +495,7 @@ class Assignment:
             self._window.situation(),
             self._pressed(),
             self._not_yet(),
+            self._groups.lacks_rewards,
             self._planner.may_plan,
             self._planner.all_planned,
             self._lifecycle.answering > 0,
@@ -647,7 +648,9 @@ class Assignment:
             if not self._window.may_begin(generator.step):
                 return self._not_yet()
             return "back_pressure" if self._pressed() else "no_prompts"  # the rest is kept for others that load
-        return "no_prompts" if self._planner.may_plan else self._not_yet()
+        if self._planner.may_plan:
+            return "scoring" if self._groups.lacks_rewards else "no_prompts"
+        return self._not_yet()
 
     def _not_yet(self) -> str:
         """Return why nothing more may begin before the trainer has done its step."""
