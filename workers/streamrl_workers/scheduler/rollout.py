@@ -495,7 +495,7 @@ class Assignment:
             self._window.situation(),
             self._pressed(),
             self._not_yet(),
-            self._groups.lacks_rewards,
+            self._lacks_rewards(),
             self._planner.may_plan,
             self._planner.all_planned,
             self._lifecycle.answering > 0,
@@ -649,8 +649,12 @@ class Assignment:
                 return self._not_yet()
             return "back_pressure" if self._pressed() else "no_prompts"  # the rest is kept for others that load
         if self._planner.may_plan:
-            return "scoring" if self._groups.lacks_rewards else "no_prompts"
+            return "scoring" if self._lacks_rewards() else "no_prompts"
         return self._not_yet()
+
+    def _lacks_rewards(self) -> bool:
+        """Return whether some group lacks rewards alone: what scores it makes prompts only after that."""
+        return self._groups.rewards_alone and self._groups.counts[GroupState.FINISHED] > 0
 
     def _not_yet(self) -> str:
         """Return why nothing more may begin before the trainer has done its step."""
