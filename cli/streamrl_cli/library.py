@@ -96,7 +96,7 @@ class Job:
         """Start the job in a process of its own and return at once.
 
         Args:
-            folder: a new or empty folder; None: `runs/<job>-<time>`, as `streamrl run` names it.
+            folder: a new or empty folder, or that of a run without a step; None: `runs/<job>-<time>`, as `streamrl run` names it.
 
         Raises:
             UserError: the folder cannot be used.

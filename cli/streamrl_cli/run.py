@@ -26,6 +26,7 @@ from streamrl import keys
 from streamrl.errors import EXIT_DONE, EXIT_USER_ERROR, UserError
 from streamrl.files import read_json
 from streamrl.liveness import liveness_s
+from streamrl.spec import RLJob
 from streamrl_cli import console
 from streamrl_cli.jobfile import add_overrides, base_dir_of, load_job
 from streamrl_cli.local import unused_note
@@ -62,7 +63,9 @@ NEWEST = "(newest)"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `streamrl run`."""
-    parser.add_argument("file", nargs="?", type=Path, help="the RLJob; not needed with --resume")
+    parser.add_argument(
+        "file", nargs="?", type=Path, help="the RLJob; with --resume not needed, and compared with the run's own"
+    )
     parser.add_argument(
         "--resume", nargs="?", const=NEWEST, metavar="RUN", help="go on with a run folder (default: the newest)"
     )
@@ -83,7 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="begin with the trained model of a run that has ended, in place of spec.model, and count from step 0",
     )
     add_overrides(parser)
-    parser.add_argument("--run-dir", type=Path, help="folder of this run (default: runs/<job>-<time>)")
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        help="folder of this run: new, empty, or of a run without a step (default: runs/<job>-<time>)",
+    )
     parser.add_argument(
         "--grpc-port", type=int, default=0, help="the scheduler's port for generators and trainer (default: any)"
     )
@@ -159,13 +166,33 @@ def _ended_already(folder: RunFolder) -> int:
 
 
 def _resumed(args: argparse.Namespace) -> RunFolder:
-    if args.set or args.file or args.run_dir or args.source or args.weights_from:
+    if (args.set and not args.file) or args.run_dir or args.source or args.weights_from:
         raise UserError(
             field="--resume",
             rule="goes on with the job as the run folder holds it",
-            fix="leave out FILE, --set, --from, --weights-from and --run-dir, or start a new run",
+            fix="leave out --set, --from, --weights-from and --run-dir, or start a new run",
         )
-    return open_code(newest_folder(DEFAULT_PARENT) if args.resume == NEWEST else Path(args.resume))
+    folder = open_code(newest_folder(DEFAULT_PARENT) if args.resume == NEWEST else Path(args.resume))
+    if args.file:
+        _check_same_job(load_job(args.file, overrides=args.set), folder=folder, file=args.file)
+    return folder
+
+
+def _check_same_job(job: RLJob, *, folder: RunFolder, file: Path) -> None:
+    """Raise `UserError`, which names the fields: the job file says something else than the job of the run."""
+    from streamrl_cli.reporting.comparison import MOST_DIFFERENCES, set_fields
+
+    here, there = set_fields(job.spec), set_fields(folder.job.spec)
+    differing = [path for path in {**there, **here} if here.get(path) != there.get(path)]
+    if differing:
+        values = [(path, here.get(path, "not set"), there.get(path, "not set")) for path in differing]
+        said = [f"spec.{path} is {new:.80}, there {old:.80}" for path, new, old in values[:MOST_DIFFERENCES]]
+        said += [f"{len(values) - MOST_DIFFERENCES} more fields"] if len(values) > MOST_DIFFERENCES else []
+        raise UserError(
+            field=str(file),
+            rule=f"differs from the job of {folder.path}: {'; '.join(said)}",
+            fix="leave FILE out to go on with the job as the run has it, or start a new run",
+        )
 
 
 def _allow_changed_data(folder: RunFolder, *, allowed: bool) -> None:
@@ -290,7 +317,11 @@ class _Run:
         """Show what is new, and say what a person should look at."""
         steps, evaluations = await self.progress.refresh()
         self.view.update(steps, evaluations)
-        for text in (*self.progress.warnings(steps), *self.progress.tracker_warnings()):
+        for text in (
+            *self.progress.warnings(steps),
+            *self.progress.tracker_warnings(),
+            *self.progress.score_error_lines(),
+        ):
             self.view.say(text)
         self._look_at_cost()
 

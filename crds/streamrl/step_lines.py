@@ -15,6 +15,7 @@ STEP_LINE = {
     "reward_parts": "Mean of each reward by name, before its weight; `<task>/<name>` with a mixture.",
     "tasks": "Of each task of a mixture: groups, dropped groups, means of reward and length.",
     "score_failures": "Samples that got no reward since the line before, by kind: `raised`, `timeout`, `died`, `bad_value`, `memory`; and `verifier_raised`, whose reward is 0. Dropped groups, later steps and held-out prompts count too.",
+    "score_errors": "The first error of each kind that has failed for the first time since the scheduler's start, with file and line of the user's code.",
     "groups": "Groups of the step.",
     "samples": "Samples of the step.",
     "tokens": "Their tokens.",

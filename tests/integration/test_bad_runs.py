@@ -171,6 +171,21 @@ def test_a_folder_in_use_is_kept(base: Path) -> None:
     assert (base / "run" / "precious").read_text() == "x"
 
 
+def test_a_mistake_found_after_the_start_leaves_the_folder_usable(base: Path) -> None:
+    job = simulated_job(steps=1)
+    job["spec"]["task"]["rewards"] = [{"name": "mine", "python": {"function": "broken:score"}}]
+    (base / "broken.py").write_text(
+        "import no_such_module\ndef score(*, prompt, completion, answer, metadata): return 1.0\n"
+    )
+    assert "no_such_module" in refused(job, base)
+    (base / "broken.py").write_text(
+        "def score(*, prompt, completion, answer, metadata): return float(len(completion))\n"
+    )
+    run = LocalRun.start(job, folder=base / "run", base_dir=base)
+    assert run.wait_end() == 0, run.logs()
+    run.assert_exact()
+
+
 def stopped_run(base: Path) -> LocalRun:
     """A run with two checkpoints, stopped by Ctrl-C."""
     job = simulated_job(steps=STEPS)

@@ -120,8 +120,8 @@ async def test_a_game_from_the_first_turn_to_the_reward(tmp_path: Path) -> None:
     [
         ("hang", "timeout", "environment: took longer than 5 s"),
         ("sleep", "timeout", "environment: took longer than 5 s"),
-        ("raise", "raised", "environment: raised RuntimeError: two lines ?"),
-        ("exit", "raised", "environment: raised SystemExit: 3"),
+        ("raise", "raised", "environment: raised RuntimeError: two lines ? (pool_envs.py, line 23)"),
+        ("exit", "raised", "environment: raised SystemExit: 3 (pool_envs.py, line 25)"),
         ("die", "died", "its process ended with status 7"),
         ("nonsense", "bad_value", "environment: step must return (observation, reward, done), got 42 (int)"),
         ("infinite", "bad_value", "environment: reward must be a finite number, got inf (float)"),

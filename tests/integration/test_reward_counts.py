@@ -1,29 +1,36 @@
 """Two rewards, one of which hangs for some samples: the run goes on, and everybody who looks is told."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from streamrl_workers.scheduler.views import DROP_REASONS, FAILURE_KINDS
-from support.jobs import simulated_job, write_prompts
+from support.jobs import LINES, simulated_job
 from support.runs import LocalRun, streamrl
 
 STEPS = 12
 HANGS = '''
 def score(*, prompt, completion, answer, metadata):
-    """Hangs on wrong answers to some questions; half a point for each right one."""
-    if completion == "wrong" and int(prompt.split()[-1]) % 5 == 2:
+    """Hangs on wrong answers to some questions, raises on others; half a point for each right one."""
+    question = int(prompt.split()[-1])
+    if completion == "wrong" and question % 5 == 2:
         while True:
             pass
+    if completion == "wrong" and question % 5 == 3:
+        print("no points for", question)
+        metadata["points"]
     return 0.5 * (completion == answer)
 '''
+RAISED = "style: raised KeyError: 'points' (mine.py, line 10)"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> LocalRun:
     base = tmp_path_factory.mktemp("two-rewards")
-    write_prompts(base / "prompts.jsonl")
+    rows = [{"prompt": f"question {n}", "answer": f"question {n}", "level": n % 3} for n in range(LINES)]
+    (base / "prompts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (base / "mine.py").write_text(HANGS)
     job = simulated_job(steps=STEPS)
     job["spec"]["task"]["rewards"] = [
@@ -47,7 +54,7 @@ def test_timeouts_are_counted_and_the_run_ends_well(run: LocalRun) -> None:
         assert tuple(line["dropped"]) == DROP_REASONS
     failed = {kind: sum(line["score_failures"][kind] for line in lines(run)) for kind in FAILURE_KINDS}
     masked = sum(line["reward_failed"] for line in lines(run))
-    assert failed.pop("timeout") >= masked > 0
+    assert failed.pop("timeout") + failed.pop("raised") >= masked > 0
     assert set(failed.values()) == {0}
     check = run.check()
     assert check.returncode == 0, check.stdout + check.stderr
@@ -62,7 +69,32 @@ def test_the_parts_add_up_to_the_reward(run: LocalRun) -> None:
 
 def test_it_is_said_while_the_run_goes_on(run: LocalRun) -> None:
     said = (run.folder.parent / "run.out").read_text()
-    assert "scores failed: timeout" in said, said
+    assert "scores failed: " in said, said
+    first = [line for line in said.splitlines() if RAISED in line]
+    assert len(first) == 1, said
+    assert re.fullmatch(r"warning: \d+ scores? failed \(raised\), the first: .*", first[0]), first
+
+
+def test_the_first_exception_is_in_the_log_and_prints_have_a_log_of_their_own(run: LocalRun) -> None:
+    log, prints = ((run.folder / f"logs/{name}.log").read_text() for name in ("scheduler", "tasks"))
+    assert log.count(RAISED) == 1, log
+    assert "no points for" not in log, log
+    assert {line.rpartition(" ")[0] for line in prints.splitlines()} == {"tasks: no points for"}, prints
+
+
+def test_failed_samples_are_found_with_what_their_reward_saw(run: LocalRun) -> None:
+    shown = streamrl("samples", str(run.folder), "--kind", "failed", "--count", "1000", "--json")
+    failed = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert {sample["reward"] for sample in failed} == {None}, shown.stderr
+    assert {sample["reward_error"] for sample in failed} == {RAISED, "style: took longer than 0.3 s"}
+    assert len({sample["step"] for sample in failed}) > 1, "of all steps"
+    for sample in failed:
+        assert (sample["answer"], sample["metadata"]) == (
+            sample["prompt"],
+            {"level": int(sample["prompt"].split()[-1]) % 3},
+        )
+    text = streamrl("samples", str(run.folder), "--failed").stdout
+    assert re.search(r"\n  reference  \| question \d+\n  metadata ", text), text
 
 
 def test_the_report_shows_parts_and_failures(run: LocalRun) -> None:
@@ -70,6 +102,9 @@ def test_the_report_shows_parts_and_failures(run: LocalRun) -> None:
     page = (run.folder / "report.html").read_text()
     timeouts = sum(line["score_failures"]["timeout"] for line in lines(run))
     assert f"<td>scores failed</td><td>timeout</td><td>{timeouts}</td>" in page
+    assert f"the first: {RAISED}".replace("'", "&#39;") in page
+    assert "<h3>reference</h3>" in page
+    assert "<code>scoring</code>: finished samples wait for their rewards" in page
     assert "<h3>Reward by part</h3>" in page
     assert "<h3>Gradient norm</h3>" not in page, "a simulated trainer has none"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from streamrl_workers.tasks.pool import LEAST_PROCESSES
 from streamrl_workers.tasks.values import NeedPrompts, Prompt, Score, ScoreSample
 from support.endpoints import say, serving
 from support.jobs import simulated_job, write_prompts
@@ -36,6 +37,14 @@ def slow_format(*, question, answer, metadata):
         if asked.tell() == 30:
             until_told()
     return {"prompt": question, "target": answer}
+
+def together(*, prompt, completion, answer, metadata):
+    """Wait until as many rewards are under way as there are processes at least."""
+    with (HERE / "together").open("a") as file:
+        file.write("x")
+    while (HERE / "together").stat().st_size < 4:
+        time.sleep(0.01)
+    return 1.0
 
 def slow_reward(*, prompt, completion, answer, metadata):
     """The samples of three of ten prompts wait until they are told to go on."""
@@ -84,6 +93,13 @@ async def running(base_dir: Path, **task: Any) -> AsyncIterator[AskedPool]:
 
 def sample(number: int, completion: str) -> ScoreSample:
     return ScoreSample(group_id=number, sample_index=0, split="train", prompt_index=0, completion=completion)
+
+
+async def test_a_job_that_names_no_number_of_processes_has_several(tmp_path: Path) -> None:
+    reward = {"name": "together", "timeoutSeconds": 300.0, "python": {"function": "waiting:together"}}
+    async with running(tmp_path, rewards=[reward], processes=None) as pool:
+        scores = await pool.score([sample(number, "a") for number in range(LEAST_PROCESSES)])
+        assert {score.reward for score in scores} == {1.0}
 
 
 async def test_quick_rewards_pass_slow_ones_and_each_comes_as_it_is_done(tmp_path: Path) -> None:

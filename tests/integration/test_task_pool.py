@@ -102,8 +102,8 @@ def running(base_dir: Path, *rewards: dict[str, Any], **task: Any) -> AbstractAs
 @pytest.mark.parametrize(
     ("completion", "kind", "text"),
     [
-        ("raise", "raised", "act: raised RuntimeError: two lines"),
-        ("exit", "raised", "act: raised SystemExit: 3"),
+        ("raise", "raised", "act: raised RuntimeError: two lines (pool_rewards.py, line 9)"),
+        ("exit", "raised", "act: raised SystemExit: 3 (pool_rewards.py, line 11)"),
         ("nan", "bad_value", "act: must return a finite number, got nan (float)"),
         ("text", "bad_value", "act: must return a finite number, got '1' (str)"),
         ("loop", "timeout", "act: took longer than 3 s"),

@@ -38,7 +38,8 @@ def stored(group_id: int, *, text: str) -> dict[str, tuple[bytes, ...] | bytes]:
         for index, (reward, count) in enumerate(zip(rewards, tokens, strict=True))
     ]
     written = [pb.SampleTexts(turns=[f"{text} {index}", "more"], observations=["wrong"]) for index in range(2)]
-    texts = pb.GroupTexts(prompt=f"{text}?", samples=written).SerializeToString()
+    reference = {"answer": "42", "metadata": '{"level": 1}'}
+    texts = pb.GroupTexts(prompt=f"{text}?", samples=written, **reference).SerializeToString()
     return {"trajectories": tuple(sample.SerializeToString() for sample in samples), "texts": texts}
 
 

@@ -22,7 +22,7 @@ def make_job(
     alone = {} if "mixture" in task else {"dataset": dataset, "rewards": list(rewards)}
     spec = {
         "model": {"scratch": {}},
-        "task": {**alone, "sampling": {"maxTokens": 16}, **task},
+        "task": {**alone, "sampling": {"maxTokens": 16}, "processes": 1, **task},
         "algorithm": algorithm or {"grpo": {}},
         "pipeline": {"batchGroups": 2, "steps": 2},
         "generators": [{"name": "local", "engine": {"hf": {}}, "scaling": {"static": {"replicas": 1}}}],

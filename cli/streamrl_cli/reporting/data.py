@@ -63,6 +63,7 @@ class StepRecord(TypedDict):
     trainer: NotRequired[dict[str, Number | None]]
     weights: NotRequired[dict[str, Number | None]]
     score_failures: NotRequired[dict[str, Count]]
+    score_errors: NotRequired[dict[str, str]]
     dropped: NotRequired[dict[str, Count]]
 
 
@@ -93,6 +94,8 @@ class RunData:
     """Reason -> groups, over all lines of `steps.jsonl`: a step that is trained again does not undo what was lost before."""
     score_failures: Mapping[str, int] = field(default_factory=dict)
     """Kind -> samples that got no reward, held-out ones too, over the same lines."""
+    score_errors: Mapping[str, str] = field(default_factory=dict)
+    """Kind -> text of its first failure."""
     samples: tuple[ShownSample, ...] = ()
     """Some of the newest step."""
     no_samples: str = ""
@@ -143,6 +146,7 @@ def read_run(path: Path, *, with_samples: bool = True) -> RunData:
         scaling=tuple(records(metrics / FILE_SCALING, RESIZE, beneath=folder.path)),
         dropped=sum((Counter(line.get("dropped", {})) for line in lines), Counter()),
         score_failures=sum((Counter(line.get("score_failures", {})) for line in lines), Counter()),
+        score_errors={kind: text for line in reversed(lines) for kind, text in line.get("score_errors", {}).items()},
         samples=samples,
         no_samples=no_samples,
         weight_times=_weight_times(folder.job),

@@ -24,11 +24,13 @@ from streamrl_cli.reporting.samples import ShownSample
 from streamrl_cli.reporting.walls import Timeline
 from streamrl_cli.runner.progress import (
     PARTS,
+    WAITS,
     bubble_shares,
     format_count,
     format_number,
     format_seconds,
     held_out_losses,
+    main_wait,
 )
 from streamrl_cli.weight_stalls import HEAD, estimated_rows, measured_rows
 from streamrl_workers.metrics import logprob_diff
@@ -67,6 +69,8 @@ MOST_TEXT_CHARS = 4000
 """Of a prompt or a turn: `streamrl samples --full` has it whole."""
 MOST_POINTS = 1200
 """Of a line, more than a screen has columns: a page stays small however long a run is."""
+ADVISED_WAIT = 0.1
+"""Share of a process's wall from which on a cause of idleness is worth advice."""
 SMOOTHING = 0.15
 """Weight of the newest step in the smoothed line."""
 
@@ -140,6 +144,7 @@ def overview(run: RunData, *, timelines: Sequence[Timeline] = ()) -> dict[str, A
         "sizes": list(_sizes(run)),
         "lost": list(_lost(run)),
         "walls": list(_walls(run)),
+        "waits": list(_waits(run)),
         "weights_head": [name.lower() for name in HEAD],
         "weights": list(_weights(run)),
         "job": json.dumps(run.folder.job.model_dump(mode="json", by_alias=True, exclude_none=True), indent=1),
@@ -194,15 +199,21 @@ def _walls(run: RunData) -> Iterator[tuple[str, ...]]:
     """Process, wall, share of each part, main cause of `pipeline`."""
     for line in run.timelines:
         shares = bubble_shares(line.totals_s, wall_s=line.wall_s)
-        causes = {
-            cause.removeprefix("pipeline_"): s
-            for cause, s in line.totals_s.items()
-            if cause.startswith("pipeline_") and s > 0
-        }
-        main = max(causes, key=lambda cause: causes[cause]) if causes else "–"
-        yield (line.process, format_seconds(line.wall_s), *(f"{shares[part]:.1%}" for part in PARTS), main)
+        main, _ = main_wait(line.totals_s, wall_s=line.wall_s)
+        yield (line.process, format_seconds(line.wall_s), *(f"{shares[part]:.1%}" for part in PARTS), main or "–")
     ratios = weighted_bubbles(run)
     yield ("all, weighted by costPerHour", "", *(f"{ratios[part]:.1%}" for part in PARTS), "")
+
+
+def _waits(run: RunData) -> Iterator[tuple[str, str]]:
+    """Yield the causes for which some process was idle most, and what helps; the largest first."""
+    found: dict[str, float] = {}
+    for line in run.timelines:
+        cause, share = main_wait(line.totals_s, wall_s=line.wall_s)
+        found[cause] = max(share, found.get(cause, 0.0))
+    for cause in sorted(found, key=lambda cause: -found[cause]):
+        if cause in WAITS and found[cause] >= ADVISED_WAIT:
+            yield cause, WAITS[cause]
 
 
 def _sizes(run: RunData) -> Iterator[tuple[str, ...]]:
@@ -215,7 +226,8 @@ def _sizes(run: RunData) -> Iterator[tuple[str, ...]]:
 def _lost(run: RunData) -> Iterator[tuple[str, str, int, str]]:
     """Scores that failed by kind and groups that were dropped by reason, with their meaning."""
     for key, count in _largest_first(run.score_failures):
-        yield "scores failed", key, count, WHY_NO_SCORE.get(key, "")
+        meaning, first = WHY_NO_SCORE.get(key, ""), run.score_errors.get(key)
+        yield "scores failed", key, count, f"{meaning}; the first: {first}" if first else meaning
     for key, count in _largest_first(run.dropped):
         yield "groups dropped", key, count, WHY_DROPPED.get(key, "")
 

@@ -1,8 +1,9 @@
 """Picks samples of a run to look at, and says what is known of each. Owns no reading of files, and no layout."""
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.journal.sample_store import SamplePlace, StoredGroup, open_samples
 from streamrl_workers.stream.packing import unpack_float32, unpack_int32
-from streamrl_workers.stream.sample_choice import choose
+from streamrl_workers.stream.sample_choice import FAILED, choose
 from streamrl_workers.stream.segments import completion_tokens
 
 _MOST_LOOKED_AT = 100_000
@@ -30,6 +31,10 @@ class ShownSample:
     sample: pb.Sample
     prompt: str
     written: pb.SampleTexts
+    answer: str | None = None
+    """The reference answer that the reward saw."""
+    metadata: str = ""
+    """What else the reward saw of the item: JSON, cut where it is very long; empty: nothing."""
 
     @property
     def reward(self) -> float | None:
@@ -82,6 +87,10 @@ class ShownSample:
             yield "completion", turn
             if answer:
                 yield "new prompt" if place in self.written.contexts else "environment", answer
+        if self.answer is not None:
+            yield "reference", self.answer
+        if self.metadata:
+            yield "metadata", self.metadata
 
     def document(self) -> dict[str, Any]:
         """All of it, as JSON has it."""
@@ -99,6 +108,8 @@ class ShownSample:
             **({"completion": self.written.turns[0]} if len(self.written.turns) == 1 else {}),
             "observations": list(self.written.observations),
             "contexts": list(self.written.contexts),
+            "answer": self.answer,
+            "metadata": _json_or_text(self.metadata),
             "reward": _number(self.reward),
             "reward_parts": {name: _number(value) for name, value in sorted(sample.reward_parts.items())},
             "reward_error": sample.reward_error or None,
@@ -121,6 +132,14 @@ class ShownSample:
             "tokens": unpack_int32(sample.tokens).tolist(),
             "logprobs": [_number(value) for value in unpack_float32(sample.logprobs)],
         }
+
+
+def _json_or_text(text: str) -> Any:  # noqa: ANN401 - JSON
+    """Return what the text says; the text itself where it was cut."""
+    try:
+        return json.loads(text, parse_constant=str) if text else {}
+    except (ValueError, RecursionError):
+        return text
 
 
 def _number(value: float | None) -> float | None:
@@ -193,6 +212,22 @@ def of_dropped(run_dir: Path, *, kinds: Sequence[str], count: int) -> Found:
         return Found(samples=_picked(groups, kinds=kinds, count=count), left_out=store.account.left_out)
 
 
+def of_failed(run_dir: Path, *, count: int) -> Found:
+    """Return the newest samples whose score failed, of all steps and dropped groups. Raises `UserError`: as `of_group`."""
+    found: list[ShownSample] = []
+    before: SamplePlace | None = None
+    while len(found) < count:
+        part = search(run_dir, SampleQuery(failed=True), before=before, count=count - len(found))
+        found += [replace(sample, kinds=(FAILED,)) for sample in part.samples]
+        if (before := part.next_place) is None:
+            break
+    if not found:
+        raise UserError(
+            field=f"--kind {FAILED}", rule="finds none", fix="no kept sample of this run has a failed score"
+        )
+    return Found(samples=tuple(found[:count]), left_out=part.left_out)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleQuery:
     """Which samples a search is for."""
@@ -202,15 +237,21 @@ class SampleQuery:
     step: int | None = None
     dropped: bool = False
     """Only of groups that were dropped."""
+    failed: bool = False
+    """Only those whose score failed."""
 
     def takes(self, head: pb.ArchivedGroup) -> bool:
         """Whether a group may have some."""
         if self.dropped and not head.drop_reason:
             return False
+        if self.failed and not any(sample.failed for sample in head.samples):
+            return False
         return self.step is None or (head.HasField("step") and head.step == self.step)
 
     def matches(self, sample: ShownSample) -> bool:
-        """Whether one of its texts has the text."""
+        """Whether its score failed where that is asked for, and one of its texts has the text."""
+        if self.failed and not sample.sample.reward_error:
+            return False
         wanted = self.text.casefold()
         return not wanted or any(wanted in text.casefold() for _, text in sample.texts())
 
@@ -297,4 +338,6 @@ def _of_stored(group: StoredGroup, stored: pb.ArchivedSamples, index: int, *, ki
         sample=stored.samples[index],
         prompt=stored.texts.prompt,
         written=texts[index] if index < len(texts) else pb.SampleTexts(),
+        answer=stored.texts.answer if stored.texts.HasField("answer") else None,
+        metadata=stored.texts.metadata,
     )

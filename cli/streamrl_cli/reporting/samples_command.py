@@ -19,10 +19,10 @@ from streamrl.spec import read_job
 from streamrl_cli import console
 from streamrl_cli.cluster import jobs, reader
 from streamrl_cli.cluster.api import ApiClient, add_connection, connect
-from streamrl_cli.reporting.samples import ShownSample, of_dropped, of_group, of_run, of_step
+from streamrl_cli.reporting.samples import ShownSample, of_dropped, of_failed, of_group, of_run, of_step
 from streamrl_operator.kube.kinds import POD, RLJOB
 from streamrl_operator.planning.values import trainer_cluster
-from streamrl_workers.stream.sample_choice import KINDS
+from streamrl_workers.stream.sample_choice import FAILED, KINDS
 
 _TEXT_CHARS = 800
 """Of a prompt or a turn, where `--full` is not given."""
@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--dropped", action="store_true", help="samples of groups that were dropped")
     for kind, text in KINDS.items():
         parser.add_argument(f"--{kind}", action="append_const", dest="kinds", const=kind, help=text)
+    parser.add_argument(
+        "--kind", action="append", dest="kinds", choices=tuple(KINDS), help=f"the same by name; {FAILED}: of all steps"
+    )
     parser.add_argument("--count", type=int, default=1, metavar="N", help="samples of each kind (default: 1)")
     parser.add_argument("--full", action="store_true", help="texts whole, however long")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, with tokens and log-probs")
@@ -59,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         found = of_group(run_dir, group_id=args.group)
     elif args.dropped:
         found = of_dropped(run_dir, kinds=kinds, count=args.count)
+    elif args.step is None and kinds == (FAILED,):
+        found = of_failed(run_dir, count=args.count)
     else:
         found = of_step(run_dir, step=args.step, kinds=kinds, count=args.count)
     for note in _notes(run_dir, left_out=found.left_out):

@@ -9,6 +9,7 @@ The lock is advisory and dies with its holder.
 import fcntl
 import os
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -82,20 +83,15 @@ def private_files() -> Iterator[int]:
 
 
 def create_folder(job: RLJob, *, base_dir: Path, parent: Path, path: Path | None = None) -> RunFolder:
-    """Make a new run folder under `parent` (or exactly `path`) and store the job in it.
+    """Make a new run folder under `parent` (or exactly `path`) and store the job in it. A run folder without a step is emptied first.
 
-    Raises `UserError`: the folder exists and is not empty, or cannot be written.
+    Raises `UserError`: the folder has something else, is in use, or cannot be written.
     """
     folder = path or parent / f"{job.metadata.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise UserError(
-                field="--run-dir",
-                rule="must be a new or empty folder",
-                got=str(folder),
-                fix="use --resume to go on with it",
-            )
+            _empty(folder)
         for sub in (keys.DIR_ENDPOINTS, keys.DIR_METRICS, keys.DIR_LOGS, keys.DIR_CHECKPOINTS):
             (folder / sub).mkdir()
         write_json_atomically(folder / keys.FILE_JOB, job.model_dump(mode="json", by_alias=True, exclude_none=True))
@@ -103,6 +99,46 @@ def create_folder(job: RLJob, *, base_dir: Path, parent: Path, path: Path | None
     except OSError as error:
         raise UserError(field="--run-dir", rule=f"cannot be written ({error.strerror})", got=str(folder)) from None
     return RunFolder(path=folder.resolve(), job=job, base_dir=base_dir.resolve())
+
+
+_OF_A_RUN = frozenset(
+    (FILE_RUN, FILE_LOCK, *(value for name, value in vars(keys).items() if name.startswith(("FILE_", "DIR_"))))
+)
+"""Names of what lies in a run folder."""
+
+
+def _empty(folder: Path) -> None:
+    """Remove what a run has left that ended before its first step. Raises `UserError`: there is something else, or a step."""
+    names = {path.name for path in folder.iterdir()}
+    foreign = {name for name in names if name not in _OF_A_RUN and not name.startswith(keys.FILE_JOURNAL)}
+    if foreign or FILE_RUN not in names:
+        raise _not_empty(folder)
+    with hold(folder / FILE_LOCK, run=str(folder)):
+        if _has_step(folder):
+            raise _not_empty(folder)
+        for path in folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != FILE_LOCK:
+                path.unlink()
+
+
+def _has_step(folder: Path) -> bool:
+    """Whether the run has taken a step of its own; a checkpoint that it took over is none."""
+    lines = folder / keys.DIR_METRICS / "steps.jsonl"
+    if lines.exists() and lines.stat().st_size:
+        return True
+    adopted = (folder / keys.FILE_ADOPTED).exists()
+    return len(list((folder / keys.DIR_CHECKPOINTS).glob("step-*[0-9]"))) > adopted
+
+
+def _not_empty(folder: Path) -> UserError:
+    return UserError(
+        field="--run-dir",
+        rule="must be a new or empty folder, or a run's without a step",
+        got=str(folder),
+        fix="use --resume to go on with it",
+    )
 
 
 def open_folder(path: Path) -> RunFolder:

@@ -25,6 +25,16 @@ from streamrl_workers.process.silences import PROCESS_FROZEN, Silence, silence_w
 
 PARTS = ("busy", "pipeline", "weights", "skew", "other")
 """The parts that a wall is made of, in the order in which they are drawn."""
+WAITS = {
+    "no_samples": "the trainer waits for generation: more generators, or a larger maxStalenessSteps",
+    "scoring": "finished samples wait for their rewards: a larger task.processes, or a faster reward",
+    "due_group": "the trainer waits for one group that must come next: dispatch by length, or rebalancing",
+    "staleness": "generators may not begin samples of an older version: fewer generators, or a larger maxStalenessSteps",
+    "no_prompts": "no work is planned: a larger batchGroups",
+    "back_pressure": "the scheduler takes no more samples: a faster trainer, or fewer generators",
+    "phase": "generators and trainer share devices and take turns: another mode than Colocated",
+}
+"""Cause of `pipeline` -> what is waited for, and what helps."""
 RECENT_STEPS = 10
 """Speed and ETA are means over so many steps: long enough to be steady, short enough to follow."""
 STATUS_TIMEOUT_S = 2.0
@@ -56,11 +66,13 @@ class RunProgress:
     """Of a supervised run, as they were measured."""
     score_failures: Counter[str] = field(default_factory=Counter)
     """Kind -> samples that got no reward, over all lines of `steps.jsonl`."""
+    score_errors: dict[str, str] = field(default_factory=dict)
+    """Kind -> text of its first failure."""
     evaluations: dict[int, dict[str, Any]] = field(default_factory=dict)
     status: Mapping[str, Any] = field(default_factory=dict)
     _readers: dict[str, LineReader] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
-    """Warnings of trackers."""
+    """Warnings of trackers, and kinds of scores that failed."""
     silences: Mapping[str, Silence] | None = None
     """Newest notices of the run folder; None: the run's files are elsewhere."""
     _seen_silences: dict[str, Silence] = field(init=False)
@@ -71,17 +83,22 @@ class RunProgress:
 
     async def refresh(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Read what is new; returns the new step lines and the new evaluation lines."""
+        is_first = not self._readers
         steps, evaluations = list(self._read("steps.jsonl")), list(self._read("evaluations.jsonl"))
         for line in steps:
             self._take_step(line)
+            if not is_first:  # of an earlier start, what raised may have been mended
+                self._take_errors(line)
         self.evaluations.update((int(line["step"]), line) for line in evaluations)
         self.status = await fetch_status(self.folder) or self.status  # while there are none, the last ones stay
+        self._take_errors(self.status)
         self.silences = self.folder.silences()
         return steps, evaluations
 
     def take_page(self, page: Mapping[str, Any]) -> None:
         """The same for a run whose files are elsewhere: a scheduler's page has its last step and its last evaluation."""
         self.status = page
+        self._take_errors(page)
         step, evaluation = page.get("last_step"), page.get("last_evaluation")
         if step and step != self.steps.get(int(step["step"])):
             self._take_step(step)
@@ -99,6 +116,10 @@ class RunProgress:
         if len(self.steps) > RECENT_STEPS:
             del self.steps[min(self.steps)]
 
+    def _take_errors(self, document: Mapping[str, Any]) -> None:
+        for kind, text in document.get("score_errors", {}).items():
+            self.score_errors.setdefault(kind, text)
+
     def _read(self, name: str) -> Iterator[dict[str, Any]]:
         reader = self._readers.setdefault(name, LineReader(path=self.folder.file(keys.DIR_METRICS, name)))
         return reader.new_lines()
@@ -108,6 +129,14 @@ class RunProgress:
         down = {one["message"] for one in self.status.get("warnings", ()) if one["type"] == TRACKER_DOWN}
         yield from (f"warning: {message}; the run goes on without it" for message in sorted(down - self._told))
         self._told |= down
+
+    def score_error_lines(self) -> Iterator[str]:
+        """Return the first failures of scores that are new since the last call."""
+        for kind, text in self.score_errors.items():
+            if kind not in self._told:
+                self._told.add(kind)
+                counts = Counter(self.status.get("score_failures", {})) | self.score_failures
+                yield f"warning: {score_error_text(kind, text, count=counts[kind])}"
 
     def silence_lines(self) -> Iterator[str]:
         """Return the notices of silent processes that are new since the last call."""
@@ -213,6 +242,11 @@ def failures_text(failures: Mapping[str, int]) -> str:
     return f"{total} score{'s' * (total != 1)} failed: {', '.join(names)}" if kinds else ""
 
 
+def score_error_text(kind: str, text: str, *, count: int) -> str:
+    """`3 scores failed (raised), the first: right: raised KeyError: 'x' (mine.py, line 3)`."""
+    return f"{max(count, 1)} score{'s' * (count > 1)} failed ({kind}), the first: {text}"
+
+
 def bubble_shares(parts: Mapping[str, float], *, wall_s: float) -> dict[str, float]:
     """Shares of the wall by part, causes of `pipeline` put together."""
     shares = dict.fromkeys(PARTS, 0.0)
@@ -223,6 +257,15 @@ def bubble_shares(parts: Mapping[str, float], *, wall_s: float) -> dict[str, flo
     return shares
 
 
+def main_wait(parts: Mapping[str, float], *, wall_s: float) -> tuple[str, float]:
+    """Return the largest cause of `pipeline` and its share of the wall; ("", 0): there is none."""
+    causes = {part.removeprefix("pipeline_"): s for part, s in parts.items() if part.startswith("pipeline_") and s > 0}
+    if not causes or wall_s <= 0:
+        return "", 0.0
+    most = max(causes, key=lambda cause: causes[cause])
+    return most, causes[most] / wall_s
+
+
 def warning_texts(status: Mapping[str, Any], *, silent: Mapping[str, Silence] | None) -> list[str]:
     """Return the messages of all warnings that hold.
 
@@ -231,7 +274,9 @@ def warning_texts(status: Mapping[str, Any], *, silent: Mapping[str, Silence] | 
     found = status.get("warnings", ())
     if silent is not None:
         found = [*(one for one in found if one.get("type") != PROCESS_FROZEN), *silence_warnings(silent.values())]
-    return [str(one["message"]) for one in found]
+    counts, errors = (status.get(key, {}) for key in ("score_failures", "score_errors"))
+    failed = [score_error_text(kind, text, count=counts.get(kind, 0)) for kind, text in errors.items()]
+    return [*(str(one["message"]) for one in found), *failed]
 
 
 async def fetch_status(folder: RunFolder) -> Mapping[str, Any] | None:

@@ -21,6 +21,7 @@ from streamrl_cli.runner.progress import (
     format_seconds,
     held_out_losses,
     held_out_text,
+    main_wait,
     processes,
     warning_texts,
 )
@@ -29,6 +30,8 @@ SPARK = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 48
 BAR_WIDTH = 40
 PART_STYLES = {"busy": "green", "pipeline": "yellow", "weights": "blue", "skew": "magenta", "other": "bright_black"}
+SHOWN_WAIT = 0.05
+"""Share of the wall from which on a cause of idleness is named."""
 LINE_EVERY_STEPS = 10
 """A line for each step would fill a log; evaluations are always shown."""
 
@@ -132,7 +135,9 @@ def bubbles_table(progress: RunProgress) -> Table:
     table.add_row("", Text("share of the wall", style="dim"), legend())
     for one in processes(progress.status):
         shares = bubble_shares(one["bubbles"], wall_s=one["wall_s"])
-        table.add_row(_text(one["id"]), share_bar(shares), Text(f"busy {shares['busy']:.0%}"))
+        cause, share = main_wait(one["bubbles"], wall_s=one["wall_s"])
+        wait = f", waits: {cause} {share:.0%}" if share >= SHOWN_WAIT else ""
+        table.add_row(_text(one["id"]), share_bar(shares), _text(f"busy {shares['busy']:.0%}{wait}"))
     return table
 
 
@@ -208,7 +213,6 @@ class PlainView:
         self.warm_up_tenths = 0
         self.failures: Counter[str] = Counter()
         """Scores that failed since the last line that told of them."""
-        self.has_told_failures = False
 
     def __enter__(self) -> "PlainView":
         return self
@@ -233,12 +237,9 @@ class PlainView:
             self.failures.update(line.get("score_failures", {}))
             if (line["step"] + 1) % LINE_EVERY_STEPS == 0 or line["step"] + 1 == self.progress.total_steps:
                 self.say(self._step_text(line) + self._new_failures(before="  "))
-        if not self.has_told_failures and (text := self._new_failures()):
-            self.say(text)  # the first ones at once: a mistake in a reward is found early
 
     def _new_failures(self, *, before: str = "") -> str:
         text = failures_text(self.failures)
-        self.has_told_failures |= bool(text)
         self.failures.clear()
         return before + text if text else ""
 

@@ -42,7 +42,7 @@ from streamrl_cli.reporting.page import (
     reward_tasks,
     stacked,
 )
-from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number
+from streamrl_cli.runner.progress import PARTS, bubble_shares, format_count, format_number, warning_texts
 from streamrl_cli.ui.base import TemplatePages, assets
 from streamrl_cli.ui.cluster_jobs import ClusterJobs, JobDetail, key_of
 from streamrl_cli.ui.state import MOST_ROWS, Row, RunCurves, RunStatus, cut, evaluation_text, status_tables
@@ -178,7 +178,7 @@ def _said(detail: JobDetail, *, has_ended: bool) -> dict[str, Any]:
         "is_reached": True,
         "has_ended": has_ended,
         **status_tables(status),
-        "warnings": [one["message"] for one in islice(status.get("warnings", ()), MOST_ROWS)],
+        "warnings": warning_texts(dict(status), silent=None)[:MOST_ROWS],
         "evaluation": evaluation_text(evaluation) if evaluation else "",
         **drawn(
             [

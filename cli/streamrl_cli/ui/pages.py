@@ -42,7 +42,7 @@ from streamrl_cli.ui.base import TemplatePages, assets
 from streamrl_cli.ui.catalog import MOST_RUNS, Catalog, RunLine, stamp_of
 from streamrl_cli.ui.state import checkpoints, events, read_status, run_warnings, status_tables
 from streamrl_pages.website import Asked, website
-from streamrl_workers.stream.sample_choice import KINDS
+from streamrl_workers.stream.sample_choice import FAILED, KINDS
 
 _OVERVIEW, _TIMELINE, _SAMPLES, _NOW, _EVENTS = (
     f"/runs/{{run}}{tail}" for tail in ("", "/timeline", "/samples", "/now", "/events")
@@ -175,7 +175,7 @@ class RunPages(TemplatePages):
             "note": "",
             "more": "",
         }
-        if kind in KINDS:
+        if kind in KINDS and kind != FAILED:
             found = of_step(folder.path, step=step, kinds=(kind,), count=_SAMPLES_SHOWN, text=text)
             unread = (
                 f"; in {found.unread} groups it was not looked for, that is too much at once" if found.unread else ""
@@ -183,7 +183,7 @@ class RunPages(TemplatePages):
             note = KINDS[kind] + unread + _missing(found.left_out)
             values |= {"samples": list(map(shown_sample, found.samples)), "note": note}
         else:
-            wanted = SampleQuery(text=text, step=step, dropped=kind == "dropped")
+            wanted = SampleQuery(text=text, step=step, dropped=kind == "dropped", failed=kind == FAILED)
             result = search(folder.path, wanted, before=_place(query.get("before", "")), count=_SAMPLES_SHOWN)
             note = f"{len(result.samples)} samples, newest first, in {result.looked_at} groups that were looked at"
             values |= {"samples": list(map(shown_sample, result.samples)), "note": note + _missing(result.left_out)}

@@ -81,6 +81,8 @@ class RunStatus(TypedDict):
     lengths: NotRequired[dict[str, Any]]
     cost: NotRequired[Number]
     warnings: NotRequired[list[WarningStatus]]
+    score_failures: NotRequired[dict[Text, Count]]
+    score_errors: NotRequired[dict[Text, Sentence]]
     last_evaluation: NotRequired[EvaluationRecord | None]
 
 

@@ -746,12 +746,16 @@ class AgentsAnswer(_message.Message):
     def __init__(self, number: _Optional[int] = ..., row: _Optional[bytes] = ...) -> None: ...
 
 class GroupTexts(_message.Message):
-    __slots__ = ("prompt", "samples")
+    __slots__ = ("prompt", "samples", "answer", "metadata")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
     prompt: str
     samples: _containers.RepeatedCompositeFieldContainer[SampleTexts]
-    def __init__(self, prompt: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[SampleTexts, _Mapping]]] = ...) -> None: ...
+    answer: str
+    metadata: str
+    def __init__(self, prompt: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[SampleTexts, _Mapping]]] = ..., answer: _Optional[str] = ..., metadata: _Optional[str] = ...) -> None: ...
 
 class SampleTexts(_message.Message):
     __slots__ = ("turns", "observations", "contexts")
@@ -792,12 +796,14 @@ class ArchivedGroup(_message.Message):
     def __init__(self, group_id: _Optional[int] = ..., prompt_index: _Optional[int] = ..., start_version: _Optional[int] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., drop_reason: _Optional[str] = ..., advantages: _Optional[bytes] = ..., samples: _Optional[_Iterable[_Union[ArchivedSample, _Mapping]]] = ..., position: _Optional[int] = ..., micro_step: _Optional[int] = ..., version_hash: _Optional[bytes] = ..., cuts: _Optional[_Union[PassCuts, _Mapping]] = ...) -> None: ...
 
 class ArchivedSample(_message.Message):
-    __slots__ = ("reward", "tokens")
+    __slots__ = ("reward", "tokens", "failed")
     REWARD_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     reward: float
     tokens: int
-    def __init__(self, reward: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
+    failed: bool
+    def __init__(self, reward: _Optional[float] = ..., tokens: _Optional[int] = ..., failed: _Optional[bool] = ...) -> None: ...
 
 class ArchivedSamples(_message.Message):
     __slots__ = ("samples", "texts")

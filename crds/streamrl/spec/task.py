@@ -339,7 +339,13 @@ class Task(SpecModel):
         default=False,
         description="Whether a run goes on with other data than its journal was written with; otherwise it waits until the data is back.",
     )
-    processes: int = Field(default=1, ge=1, le=256, description="Processes that make prompts and score completions.")
+    processes: int | None = Field(
+        default=None,
+        ge=1,
+        le=256,
+        description="Processes that make prompts and score completions; raise it where processes wait for `scoring`. "
+        "Absent = one for each CPU, at least 4 and at most 8.",
+    )
 
     @property
     def tasks(self) -> tuple[SingleTask, ...]:

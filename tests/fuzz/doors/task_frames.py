@@ -30,7 +30,7 @@ REQUESTS: tuple[Request, ...] = (
     PlayTurn(group_id=0, sample_index=0, lease=0, split="train", prompt_index=0, completions=("a",), last_token=0),
 )
 ROWS: tuple[Any, ...] = (
-    ["a prompt"],
+    ["a prompt", ["an answer", "{}"], None],
     [[0.5], None, None],
     [[0.0], None, "right: the verifier raised"],
     [[0.5, None], "a body", None],

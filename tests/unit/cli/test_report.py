@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,10 +27,11 @@ from streamrl_cli.reporting.page import (
     reward_tasks,
 )
 from streamrl_cli.runner.folder import RunFolder, create_folder
-from streamrl_cli.runner.progress import RunProgress, failures_text
-from streamrl_cli.runner.view import LiveView, PlainView
+from streamrl_cli.runner.progress import WAITS, RunProgress, failures_text, warning_texts
+from streamrl_cli.runner.view import LiveView, PlainView, run_panel
 from streamrl_cli.weight_stalls import measured_rows
 from streamrl_operator.planning.weight_times import WeightTimes
+from streamrl_workers.metrics.bubbles import CAUSES
 from support.command import streamrl
 from support.jobs import simulated_job
 
@@ -274,15 +276,33 @@ def test_failures_in_a_few_words(failures: dict[str, int], text: str) -> None:
     assert failures_text(failures) == text
 
 
-async def test_the_plain_view_tells_the_first_failures_at_once_and_more_with_the_step(folder: RunFolder) -> None:
+async def test_the_first_failure_of_each_kind_is_a_line_once(folder: RunFolder) -> None:
+    old = step(0, time_s=1.0, score_failures={"died": 1}, score_errors={"died": "mended since"})
+    write_lines(folder, "steps", [old])
+    progress = RunProgress(folder=folder)
+    await progress.refresh()
+    assert list(progress.score_error_lines()) == []
+    failed = {
+        "score_failures": {"raised": 2},
+        "score_errors": {"raised": "mine: raised KeyError: 'x' (mine.py, line 3)"},
+    }
+    write_lines(folder, "steps", [old, step(1, time_s=time.time(), **failed)])
+    await progress.refresh()
+    text = "2 scores failed (raised), the first: mine: raised KeyError: 'x' (mine.py, line 3)"
+    assert list(progress.score_error_lines()) == [f"warning: {text}"]
+    assert list(progress.score_error_lines()) == []
+    assert warning_texts(failed, silent=None) == [text]
+
+
+async def test_the_plain_view_tells_failures_with_the_step(folder: RunFolder) -> None:
     progress, said = RunProgress(folder=folder), list[str]()
     lines = [step(at, score_failures={"timeout": int(at in {2, 5, 6})}) for at in range(20)]
     with PlainView(progress, say=said.append) as view:
         for line in lines:
             view.update([line], [])
-    assert [line.split("  ")[0] for line in said] == ["1 score failed: timeout", "step 10/20", "step 20/20"]
-    assert said[1].endswith("  2 scores failed: timeout")
-    assert "failed" not in said[2]
+    assert [line.split("  ")[0] for line in said] == ["step 10/20", "step 20/20"]
+    assert said[0].endswith("  3 scores failed: timeout")
+    assert "failed" not in said[1]
 
 
 async def test_the_live_view_says_that_scores_failed(folder: RunFolder) -> None:
@@ -339,6 +359,24 @@ def test_bubbles_of_all_processes_are_weighted_by_cost(tmp_path: Path) -> None:
     write_lines(folder, "generator-sim-0", [wall(101, 1, busy=0.0, skew=1.0)])
     ratios = weighted_bubbles(read_run(folder.path))
     assert (ratios["busy"], ratios["skew"]) == pytest.approx((0.75, 0.25))
+
+
+async def test_idleness_for_want_of_rewards_is_named_with_what_helps(folder: RunFolder) -> None:
+    """A reward is not blamed on generation: neither in the report nor in the live view and `streamrl top`."""
+    parts = {"busy": 1.0, "pipeline_scoring": 2.5, "pipeline_staleness": 0.5}
+    write_lines(folder, "steps", [step(0)])
+    write_lines(folder, "generator-sim-0", [wall(104, 4, **parts)])
+    page = render(read_run(folder.path), plotly_js="")
+    assert "<p><code>scoring</code>: finished samples wait for their rewards: a larger task.processes" in page
+    assert "<code>staleness</code>" not in page and "<code>no_samples</code>" not in page
+    progress, out = RunProgress(folder=folder), io.StringIO()
+    progress.status = {"generators": [{"id": "g", "pool": "sim", "bubbles": parts, "wall_s": 4.0}], "trainer": None}
+    Console(file=out, width=120).print(run_panel(progress))
+    assert "busy 25%, waits: scoring 62%" in out.getvalue()
+
+
+def test_each_cause_of_idleness_says_what_helps() -> None:
+    assert set(WAITS) == set(CAUSES)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import pytest
 from streamrl import keys
 from streamrl.errors import UserError
 from streamrl.spec import parse_job
+from streamrl_cli.jobfile import load_job
 from streamrl_cli.runner.folder import create_folder, hold, newest_folder, open_folder
 from streamrl_cli.runner.plan import plan_run
 from streamrl_cli.runner.prepare import prepare_model
 from streamrl_cli.runner.unit import judge_exit
-from support.jobs import simulated_job
+from support.command import streamrl
+from support.jobs import simulated_job, write_prompts
 
 
 def test_the_plan_names_every_process() -> None:
@@ -97,6 +99,59 @@ def test_a_used_folder_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="new or empty folder"):
         create_folder(parse_job(simulated_job()), base_dir=tmp_path, parent=tmp_path, path=tmp_path)
     assert (tmp_path / "precious").read_text() == "x"
+
+
+def test_a_run_without_a_step_leaves_its_folder_to_the_next_one(tmp_path: Path) -> None:
+    """Logs, checkpoint that was taken over and half a journal of a run that a mistake has ended before its first step."""
+    job, path = parse_job(simulated_job()), tmp_path / "run"
+    create_folder(job, base_dir=tmp_path, parent=tmp_path, path=path)
+    (path / "checkpoints/step-000007").mkdir()
+    for name in (
+        "adopted.json",
+        "journal.sqlite",
+        "journal.sqlite-wal",
+        "metrics/steps.jsonl",
+        "logs/scheduler.log",
+        "lock",
+    ):
+        (path / name).touch()
+    again = parse_job(simulated_job(steps=3))
+    create_folder(again, base_dir=tmp_path, parent=tmp_path, path=path)
+    assert open_folder(path).job == again
+    assert not any((path / name).exists() for name in ("adopted.json", "journal.sqlite", "logs/scheduler.log"))
+
+
+@pytest.mark.parametrize("left", ["notes.txt", "metrics/steps.jsonl", "checkpoints/step-000001/model.safetensors"])
+def test_a_run_with_a_step_or_with_something_else_keeps_its_folder(left: str, tmp_path: Path) -> None:
+    job, path = parse_job(simulated_job()), tmp_path / "run"
+    create_folder(job, base_dir=tmp_path, parent=tmp_path, path=path)
+    (path / left).parent.mkdir(exist_ok=True)
+    (path / left).write_text("x")
+    with pytest.raises(UserError, match="or a run's without a step"):
+        create_folder(job, base_dir=tmp_path, parent=tmp_path, path=path)
+    assert (path / left).read_text() == "x"
+
+
+def test_a_run_that_goes_on_keeps_its_folder(tmp_path: Path) -> None:
+    job, path = parse_job(simulated_job()), tmp_path / "run"
+    create_folder(job, base_dir=tmp_path, parent=tmp_path, path=path)
+    with hold(path / "lock", run="r"), pytest.raises(UserError, match="in use by another"):
+        create_folder(job, base_dir=tmp_path, parent=tmp_path, path=path)
+
+
+def test_a_run_is_resumed_with_its_own_job_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_prompts(tmp_path / "prompts.jsonl")
+    file, path = tmp_path / "job.yaml", tmp_path / "run"
+    file.write_text(json.dumps(simulated_job()))
+    job = load_job(file, overrides=[])
+    made = create_folder(job, base_dir=tmp_path, parent=tmp_path, path=path)
+    made.file(keys.FILE_RESULT).write_text(json.dumps({"status": "succeeded", "steps": 20}))
+    assert streamrl(capsys, "run", str(file), "--resume", str(path)).code == 0
+    changes = ("--set", "spec.task.groupSize=8", "--set", "spec.task.processes=3")
+    outcome = streamrl(capsys, "run", str(file), "--resume", str(path), *changes)
+    said = "spec.task.groupSize is 8, there 4; spec.task.processes is 3, there not set"
+    fix = "leave FILE out to go on with the job as the run has it, or start a new run"
+    assert (outcome.code, outcome.err) == (2, [f"{file}: differs from the job of {path}: {said}; {fix}"])
 
 
 def test_no_run_to_resume_is_said(tmp_path: Path) -> None:

@@ -83,6 +83,25 @@ async def test_json_has_all_of_a_sample(tmp_path: Path, capsys: pytest.CaptureFi
     assert second["spans"] == [{"tokens": 4, "attempt": 1, "step": 0}]
 
 
+async def test_failed_scores_of_all_steps_and_dropped_groups_are_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = await write_run(tmp_path / "run")
+    titles = shown(samples(capsys, run_dir, "--kind", "failed", "--count", "9"))
+    assert titles == [f"failed: step {group // 2}, group {group}, sample 1" for group in (5, 3, 1)]
+    assert shown(samples(capsys, run_dir, "--failed", "--step", "0")) == ["failed: step 0, group 1, sample 1"]
+
+
+async def test_the_reference_answer_and_the_metadata_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = await write_run(foreign_folder(tmp_path / "run", text="text"))
+    assert samples(capsys, run_dir, "--group", "1").out[6:8] == ["  reference  | 42", '  metadata   | {"level": 1}']
+    row = json.loads(samples(capsys, run_dir, "--group", "1", "--json").out[0])
+    assert (row["answer"], row["metadata"]) == ("42", {"level": 1})
+    assert '<h3>metadata</h3><pre dir="auto">{&#34;level&#34;: 1}</pre>' in render(read_run(run_dir), plotly_js="")
+
+
 def test_the_prompt_of_a_later_context_is_named_so() -> None:
     written = pb.SampleTexts(turns=["a", "b", "c"], observations=["more", "sum up"], contexts=[1])
     segments = [(1, False, False), (2, True, False), (1, False, False), (4, True, True), (1, False, False)]

@@ -97,6 +97,15 @@ async def test_a_place_that_is_none_shows_the_newest(tmp_path: Path) -> None:
         assert "step 2, group 5" in pages.html("/runs/{run}/samples", asked, state="")
 
 
+async def test_failed_scores_of_all_steps_are_a_filter(tmp_path: Path) -> None:
+    run = await write_run(foreign_folder(tmp_path / "run", text="text"))
+    (key,) = Catalog(run).paths()
+    asked = Asked(parts={"run": key}, query={"kind": "failed"})
+    page = RunPages(Catalog(run)).html("/runs/{run}/samples", asked, state="")
+    assert [f"group {group}, sample 1" in page for group in range(6)] == [False, True] * 3
+    assert "sample 0" not in page and "<option selected>failed</option>" in page
+
+
 async def test_a_text_is_looked_for_in_all_samples_of_a_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = await write_run(foreign_folder(tmp_path / "run", text="text"))
     (key,) = Catalog(run).paths()

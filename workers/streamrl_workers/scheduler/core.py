@@ -483,7 +483,8 @@ class Core:
             moved_samples=lifecycle.moved,
             dropped_groups=dict(groups.dropped),
             dropped_groups_of=dict(groups.dropped_of),
-            score_failures=dict(lifecycle.failures),
+            score_failures=dict(lifecycle.failures.counts),
+            score_errors=dict(lifecycle.failures.first),
         )
 
     def is_unresponsive(self, generator_id: str) -> bool:

@@ -19,7 +19,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.generators import Fleet, Generator, KvEstimate, KvSize, Lease, Version
 from streamrl_workers.scheduler.records import Evaluated, EvaluatedTask
-from streamrl_workers.scheduler.sample import Sample, Turns, validate_progress
+from streamrl_workers.scheduler.sample import Sample, ScoreFailures, Turns, validate_progress
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.tasks.values import FailureKind, NeedPrompts, Prompt, Score, TurnAnswer
 
@@ -55,11 +55,11 @@ class Evaluator:
         *,
         fleet: Fleet,
         done: frozenset[int],
-        failures: Counter[str],
+        failures: ScoreFailures,
         kv: KvEstimate,
         trainer_waits: bool = False,
     ) -> None:
-        """`done`: versions that have been evaluated. `failures`: kind -> samples that got no reward, counted here too."""
+        """`done`: versions that have been evaluated. `failures`: scores that failed are counted there too."""
         self._trainer_waits = trainer_waits
         self._settings = settings
         self._of = settings.evaluation
@@ -210,7 +210,7 @@ class Evaluator:
         if sample.answered(answer, max_turns=self._settings.tasks.of(key[0]).max_turns):
             self.queue.append(key)
         elif answer.error:
-            self._result(key, None, kind=answer.kind)
+            self._result(key, None, kind=answer.kind, error=answer.error)
         else:
             self._outbox.add(sample.to_score(answer.group_id, split="held_out", prompt_index=key[0]))
 
@@ -228,7 +228,7 @@ class Evaluator:
             return
         if key in self._samples:
             self.progressed = True
-            self._result(key, score.reward, kind=score.kind)
+            self._result(key, score.reward, kind=score.kind, error=score.error)
 
     # ---- the end
 
@@ -243,11 +243,10 @@ class Evaluator:
             self.queue.clear()
             self._finish()
 
-    def _result(self, key: _Answer, reward: float | None, *, kind: FailureKind | None = None) -> None:
+    def _result(self, key: _Answer, reward: float | None, *, kind: FailureKind | None = None, error: str = "") -> None:
         if key in self._rewards:
             return
-        if kind is not None:
-            self._failures[kind] += 1
+        self._failures.add(kind, error)
         self._rewards[key] = reward
         if len(self._rewards) == self._of.prompts * len(self._answers):
             self._finish()

@@ -31,6 +31,7 @@ from streamrl_workers.scheduler.records import (
     SampleStats,
     StepTaken,
 )
+from streamrl_workers.scheduler.sample import ScoreFailures
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.scheduler.views import StepSummary, TaskSummary
 
@@ -66,14 +67,14 @@ class History:
         fleet: Fleet,
         link: TrainerLink,
         delivery: Delivery,
-        failures: Counter[str],
+        failures: ScoreFailures,
         states: StepStates | None,
         welcome: pb.TrainerWelcome,
     ) -> None:
         """Continue the history of the journal.
 
         Args:
-            failures: kind -> samples that got no reward.
+            failures: scores that failed.
             states: takes the states of steps; None: steps have no states.
             welcome: fields that extensions set in the message that welcomes a trainer.
         """
@@ -306,7 +307,7 @@ class History:
     def _summarize(self, done: pb.StepDone, groups: Sequence[Group]) -> StepSummary:
         reissued, dropped, dropped_of, failures = self._counted
         dropped_now = self._groups.dropped.copy(), self._groups.dropped_of.copy()
-        self._counted = self._fleet.reissued, *dropped_now, self._failures.copy()
+        self._counted = self._fleet.reissued, *dropped_now, self._failures.counts.copy()
         staleness = Counter([done.step - group.start_version for group in groups if group.start_version is not None])
         return StepSummary(
             attempt=self.attempt,

@@ -28,11 +28,12 @@ from types import MappingProxyType
 from typing import Protocol
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl.proto.literals import unmarked
 from streamrl_workers.scheduler.records import SampleStats
 from streamrl_workers.scheduler.sample import Sample, illegal_event
 from streamrl_workers.scheduler.settings import TaskSettings
 from streamrl_workers.stream.segments import completion_tokens
-from streamrl_workers.tasks.values import Prompt
+from streamrl_workers.tasks.values import Prompt, Reference
 
 
 class GroupState(StrEnum):
@@ -122,8 +123,16 @@ class GroupPrompt:
     text: str = ""
     tokens: bytes = b""
     """int32, once a generator has tokenized the text. The samples of the group share this copy."""
+    reference: Reference | None = None
+    """What its reward sees beside the text."""
     tokens_hash: bytes = b""
     """What the tokens must have; empty: any tokens will do."""
+
+    def texts(self, samples: Sequence[pb.SampleTexts]) -> bytes:
+        """Return what the archive stores of the group's texts."""
+        answer, metadata = self.reference or (None, "")
+        stored = pb.GroupTexts(prompt=unmarked(self.text), samples=samples, answer=answer, metadata=metadata)
+        return stored.SerializeToString()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +227,7 @@ class GroupTable:
     def __init__(self, window: "Window", *, rewards_alone: bool = True) -> None:
         """`rewards_alone`: whether finished samples await nothing but rewards."""
         self.window = window
-        self._rewards_alone = rewards_alone
+        self.rewards_alone = rewards_alone
         self.by_id: dict[int, Group] = {}
         self.counts: dict[GroupState, int] = dict.fromkeys(GroupState, 0)
         self.buffered_bytes = 0
@@ -241,7 +250,7 @@ class GroupTable:
     def awaits_scores(self, groups: int) -> bool:
         """Return whether `groups` groups lack rewards alone."""
         scored = self.counts[GroupState.SCORED]
-        return self._rewards_alone and scored < groups <= scored + self.counts[GroupState.FINISHED]
+        return self.rewards_alone and scored < groups <= scored + self.counts[GroupState.FINISHED]
 
     def add(self, group: Group) -> None:
         """Add a group that has been planned or was found in the journal."""

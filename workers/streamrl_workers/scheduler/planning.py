@@ -152,7 +152,7 @@ class Planner:
         return (self._settings.steps - self._window.step) * self._settings.batch_groups - self._groups.live
 
     def _start(self, group: Group, prompt: Prompt, *, key: int) -> None:
-        group.prompt.text, group.prompt.key = prompt.text, key
+        group.prompt.text, group.prompt.key, group.prompt.reference = prompt.text, key, prompt.reference
         group.source.start(group, prompt)
 
     def _look_ahead(self) -> None:

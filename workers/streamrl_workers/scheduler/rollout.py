@@ -28,7 +28,6 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl.proto.literals import unmarked
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.evaluation import Evaluator
 from streamrl_workers.scheduler.generators import Fleet, Generator, KvEstimate, KvSize, Lease
@@ -45,7 +44,7 @@ from streamrl_workers.scheduler.model import (
 )
 from streamrl_workers.scheduler.planning import Planner, WaitingGroups
 from streamrl_workers.scheduler.records import Dropped, Scored
-from streamrl_workers.scheduler.sample import Sample, SampleEvent, SampleState, covers, validate_progress
+from streamrl_workers.scheduler.sample import Sample, SampleEvent, SampleState, ScoreFailures, covers, validate_progress
 from streamrl_workers.scheduler.settings import SchedulerSettings
 from streamrl_workers.stream.archive import is_archived
 from streamrl_workers.stream.packing import tokens_hash
@@ -96,8 +95,8 @@ class SampleLifecycle:
         self.answering = 0
         """Samples that are with the environment."""
         self.last_error = ""
-        self.failures: Counter[str] = Counter()
-        """Kind -> samples that got no reward; the evaluation counts here too."""
+        self.failures = ScoreFailures()
+        """The evaluation counts here too."""
         self.stages = stages(self)
 
     # ---- to a generator
@@ -342,8 +341,7 @@ class SampleLifecycle:
         goes_there = is_archived(group.group_id, share_percent=self._settings.archived_percent)
         if not goes_there or group.unscored or not group.samples:
             return b""
-        samples = [sample.texts() for sample in group.samples]
-        return pb.GroupTexts(prompt=unmarked(group.prompt.text), samples=samples).SerializeToString()
+        return group.prompt.texts([sample.texts() for sample in group.samples])
 
     # ---- scored
 
@@ -355,8 +353,7 @@ class SampleLifecycle:
         sample = group.samples[score.sample_index]
         if REWARD not in sample.awaits:
             return
-        if score.kind is not None:
-            self.failures[score.kind] += 1
+        self.failures.add(score.kind, score.error)
         sample.rewarded(score)
         self.received(group, sample, REWARD)
 
@@ -498,6 +495,7 @@ class Assignment:
             self._window.situation(),
             self._pressed(),
             self._not_yet(),
+            self._lacks_rewards(),
             self._planner.may_plan,
             self._planner.all_planned,
             self._lifecycle.answering > 0,
@@ -650,7 +648,13 @@ class Assignment:
             if not self._window.may_begin(generator.step):
                 return self._not_yet()
             return "back_pressure" if self._pressed() else "no_prompts"  # the rest is kept for others that load
-        return "no_prompts" if self._planner.may_plan else self._not_yet()
+        if self._planner.may_plan:
+            return "scoring" if self._lacks_rewards() else "no_prompts"
+        return self._not_yet()
+
+    def _lacks_rewards(self) -> bool:
+        """Return whether some group lacks rewards alone: what scores it makes prompts only after that."""
+        return self._groups.rewards_alone and self._groups.counts[GroupState.FINISHED] > 0
 
     def _not_yet(self) -> str:
         """Return why nothing more may begin before the trainer has done its step."""

@@ -9,6 +9,7 @@ way begins, so a lost lease continues with the tokens of that turn that had arri
 prompt is text, and its tokens stand in the sample as the first generator tokenized them, before the tokens sampled after them.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,7 +20,7 @@ from streamrl.proto import stream_pb2 as pb
 from streamrl.proto.literals import unmarked
 from streamrl_workers.scheduler.generators import Lease
 from streamrl_workers.stream.packing import all_finite_32, count_32, no_negative_32, unpack_int32
-from streamrl_workers.tasks.values import PlayTurn, Score, ScoreSample, Split, TurnAnswer
+from streamrl_workers.tasks.values import FailureKind, PlayTurn, Score, ScoreSample, Split, TurnAnswer
 
 _FINISH_REASONS = ("", "stop", "length", "error")
 _OVERHEAD_BYTES = 96
@@ -36,6 +37,22 @@ class IllegalEventError(AssertionError):
 def illegal_event(state: StrEnum, event: StrEnum, *, can: Iterable[StrEnum], who: str) -> IllegalEventError:
     """Return the error of an event that cannot happen in `state`, where `can` happens."""
     return IllegalEventError(f"a {state} {who} cannot {event}; it can {', '.join(can) or 'do nothing more'}")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreFailures:
+    """Scores that failed since the start, of training samples and held-out ones."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    """By kind."""
+    first: dict[str, str] = field(default_factory=dict)
+    """Kind -> text of its first error."""
+
+    def add(self, kind: FailureKind | None, error: str) -> None:
+        """Count a score; `kind` None: it has not failed."""
+        if kind is not None:
+            self.counts[kind] += 1
+            self.first.setdefault(kind, error)
 
 
 @dataclass(slots=True, kw_only=True)

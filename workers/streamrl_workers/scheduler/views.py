@@ -178,6 +178,8 @@ class CoreView:
     """Task -> groups, since the start; if the job has one task, its name is empty."""
     score_failures: Mapping[str, int]
     """Kind -> samples that got no reward, training and held-out ones, since the start."""
+    score_errors: Mapping[str, str]
+    """Kind -> text of its first failure since the start; only kinds that have failed."""
     order: Order
     """In which order what waits is taken now, and why."""
     speeds: Mapping[str, LatencyCurve]

@@ -7,11 +7,13 @@ from typing import Protocol, TypeVar
 
 from streamrl.proto import stream_pb2 as pb
 
+FAILED = "failed"
 KINDS = {
     "best": "the highest rewards",
     "worst": "the lowest rewards",
     "longest": "the most tokens",
     "random": "at random, the same ones each time",
+    FAILED: "samples whose score failed",
 }
 """Kind -> which samples it picks."""
 
@@ -62,6 +64,7 @@ def _at_random(places: Sequence[_Place]) -> list[_Place]:
 
 
 _ORDER: dict[str, Callable[[Sequence[_Place]], list[_Place]]] = {
+    FAILED: lambda places: [(head, index) for head, index in places if head.samples[index].failed],
     "best": lambda places: _by_reward(places, sign=1),
     "worst": lambda places: _by_reward(places, sign=-1),
     "longest": lambda places: sorted(places, key=lambda place: -place[0].samples[place[1]].tokens),

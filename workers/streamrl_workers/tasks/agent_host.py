@@ -87,7 +87,7 @@ async def _row(
             prompt = await host.prompt(item, begun=begun)
             if prompt is None:  # the run goes on: its samples will hear what was wrong
                 prompt = item.question if dataset.chat is None else dataset.chat.prompt(item.question)
-            return [prompt]
+            return protocol.prompt_row(prompt, answer=item.answer, metadata=item.metadata)
         case PlayTurn():
             item = item_of(request.split, request.prompt_index)
             result = await host.play(item, _play(dataset, request), begun=begun)

@@ -9,8 +9,10 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from streamrl.spec import RLJob
 from streamrl.text import say
@@ -34,6 +36,8 @@ SPAWN_TIMEOUT_S = 30.0
 STREAM_LIMIT_BYTES = 1 << 20
 OUTPUT_BYTES = 16 << 20
 """What the processes print is kept up to here, or a talkative reward would fill the disk with its log."""
+MARK = "tasks: "
+"""Begin of each line that the processes print."""
 
 ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # a pool of threads per worker helps no verifier
@@ -115,6 +119,7 @@ class ForkServer:
         host: Path | None,
         only_agents: bool = False,
         model_path: str | None = None,
+        output: Path | None = None,
     ) -> None:
         """What it is started with.
 
@@ -125,9 +130,11 @@ class ForkServer:
             host: the socket of who starts it; None: we do.
             only_agents: it opens neither data set nor rewards.
             model_path: of the tokenizer; None: the environment says it, as soon as it is there.
+            output: file for what our child's processes print; None: our standard error.
         """
         supervised = job.spec.algorithm.supervised
         self._host = host
+        self._output_file = output
         self._given_model = model_path
         self._config = {
             "task": job.spec.task.model_dump_json(by_alias=True, exclude_none=True),
@@ -164,7 +171,7 @@ class ForkServer:
 
     async def _start_child(self) -> ChildProcess:
         printed, printing = os.pipe()
-        self._output = asyncio.create_task(_forward(printed), name="task-pool-output")
+        self._output = asyncio.create_task(_forward(printed, to=self._output_file), name="task-pool-output")
         with open(printing, "wb") as said:  # noqa: ASYNC230, PTH123 - a descriptor that is open
             return await ChildProcess.start(
                 FORK_SERVER,
@@ -272,19 +279,34 @@ class ForkServer:
             self._output.cancel()
 
 
-async def _forward(printed: int) -> None:
-    """Consumes what the processes print; produces lines on our standard error, up to the bound; ends with the last process."""
+async def _forward(printed: int, *, to: Path | None) -> None:
+    """Consumes what the processes print; produces marked lines in a file or on our standard error, up to the bound; ends with the last process."""
     reader = asyncio.StreamReader(limit=STREAM_LIMIT_BYTES)
-    with open(printed, "rb") as pipe:  # noqa: ASYNC230 - a descriptor that is open
+    with contextlib.ExitStack() as opened:
+        pipe = opened.enter_context(open(printed, "rb"))  # noqa: ASYNC230 - a descriptor that is open
+        log = sys.stderr
+        with contextlib.suppress(OSError):  # no file is no reason to leave the pipe unread
+            log = sys.stderr if to is None else opened.enter_context(to.open("a", encoding="utf-8"))
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), pipe
         )
         try:
-            printed_bytes = 0
+            printed_bytes, rest = 0, b""
             while data := await reader.read(STREAM_LIMIT_BYTES):
-                say(*data[: max(0, OUTPUT_BYTES - printed_bytes)].decode("utf-8", "replace").splitlines())
+                whole, _, rest = (rest + data[: max(0, OUTPUT_BYTES - printed_bytes)]).rpartition(b"\n")
+                if len(rest) > STREAM_LIMIT_BYTES:
+                    whole, rest = whole + b"\n" + rest, b""
+                _say_marked(whole, to=log)
                 if printed_bytes <= OUTPUT_BYTES < printed_bytes + len(data):
-                    say("streamrl: more output of the task processes is left out")
+                    _say_marked(rest + b"\nstreamrl: more output of the task processes is left out", to=log)
+                    rest = b""
                 printed_bytes += len(data)
+            _say_marked(rest, to=log)
         finally:
             transport.close()
+
+
+def _say_marked(data: bytes, *, to: TextIO) -> None:
+    """Write what the task processes have printed. Without room on the disk it is lost: processes whose output is not read would hang."""
+    with contextlib.suppress(OSError):
+        say(*(f"{MARK}{line}" for line in data.decode("utf-8", "replace").splitlines()), to=to)

@@ -17,6 +17,7 @@ Loops: one per slot (`worker_slots.py`) and the fork server's listener (`fork_se
 
 import asyncio
 import logging
+import os
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from streamrl.errors import UserError
+from streamrl.keys import DIR_LOGS
 from streamrl.spec import RLJob
 from streamrl_workers.tasks.agent_hosts import AgentHosts
 from streamrl_workers.tasks.agent_stage import AgentStage
@@ -56,7 +58,11 @@ from streamrl_workers.tasks.worker_slots import (
 
 MEMORY_LIMIT_BYTES = 4 << 30
 """Growth of one worker's address space; generous, so that only leaks meet it."""
+LEAST_PROCESSES, MOST_PROCESSES = 4, 8
+"""Where the job names no number. Each takes some ten megabytes beyond what all share."""
 CLOSED = "the task pool is closed"
+TASKS_LOG = "tasks.log"
+"""In the run folder's logs: what the processes print."""
 
 log = logging.getLogger("streamrl.scheduler")
 
@@ -82,13 +88,18 @@ class TaskPool:
             processes: absent = as the job says.
             memory_limit_bytes: of one worker.
             host: socket of the container that has the processes; None: they are our children.
-            run_dir: keeps what is spent of the judges' budgets; None: nothing is bounded.
+            run_dir: keeps what is spent of the judges' budgets, and what our processes print; None: nothing is bounded or kept.
         """
         self._job = job
         self._make_fork_server = partial(
-            ForkServer, job, base_dir=base_dir, memory_limit_bytes=memory_limit_bytes, host=host
+            ForkServer,
+            job,
+            base_dir=base_dir,
+            memory_limit_bytes=memory_limit_bytes,
+            host=host,
+            output=None if run_dir is None else run_dir / DIR_LOGS / TASKS_LOG,
         )
-        self._count = processes or job.spec.task.processes
+        self._count = processes or job.spec.task.processes or default_processes()
         self._shares = job.spec.task.shares
         self._duties = [TaskDuties(rewards=task.rewards, limits=limits_of(task)) for task in job.spec.task.tasks]
         tasks = job.spec.task.tasks
@@ -113,8 +124,8 @@ class TaskPool:
         self._closed = False
         self.failures: Counter[str] = Counter(dict.fromkeys(get_args(FailureKind), 0))
         """Failures by kind, since the pool began."""
-        self._raised: set[int] = set()
-        """Tasks of which a verifier has raised."""
+        self._logged: set[tuple[int, str]] = set()
+        """Tasks, and kinds of failure of which the log has the first one."""
         self.held_out_size: int | None = None
         """Held-out items of the data set; None = endless (or not started)."""
         self.fingerprint: Mapping[str, str] = {}
@@ -199,19 +210,21 @@ class TaskPool:
                     task = self._shares.task_of(index_of(work.request))
                     self._endpoints.ask(work, task=task, body=body, values=values, raised=raised)
                     return
-                case {"kind": kind}:
-                    self.failures[kind] += 1
+                case {"kind": kind, "error": text}:
+                    self._count_failure(work.request, kind, text)
                 case [_, None, str(raised)]:
-                    self._on_verifier_raised(self._shares.task_of(index_of(work.request)), raised)
+                    self._count_failure(work.request, "verifier_raised", raised)
             self._backlog.finish(work, result_of(work.request, row, rewards=self._of(work.request).rewards))
         except UserError as error:
             self._backlog.close(error)
 
-    def _on_verifier_raised(self, task: int, raised: str) -> None:
-        self.failures["verifier_raised"] += 1
-        if task not in self._raised:
-            log.warning("%s; such answers score 0 and are counted as verifier_raised, without a line for each", raised)
-        self._raised.add(task)
+    def _count_failure(self, request: Request, kind: str, text: str) -> None:
+        self.failures[kind] += 1
+        key = self._shares.task_of(index_of(request)), kind
+        if key not in self._logged:
+            effect = "score 0" if kind == "verifier_raised" else "have no reward"
+            log.warning("%s; such answers %s and are counted as %s, without a line for each", text, effect, kind)
+        self._logged.add(key)
 
     def _on_endpoints(self, work: WorkItem, seconds: float) -> None:
         """They are asked at once and answer together."""
@@ -245,6 +258,12 @@ class TaskPool:
                 raise TaskPoolError("the data of the job has changed since it was opened")
             self.held_out_size, self.fingerprint = opened
             return self._fork_server
+
+
+def default_processes() -> int:
+    """Return how many processes a job has that names no number: rewards may compute, and they may wait."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(cpus, LEAST_PROCESSES), MOST_PROCESSES)
 
 
 class Backlog:

@@ -5,7 +5,7 @@
   pool ──▶ worker           a request of `values.py`: [name of its type, its fields]
   fork server ──▶ pool      once {"ready": {"held_out_size", "fingerprint"}} | {"user_error": parts}; {"exited", "code"} for each process that ended
   worker ──▶ pool           a stage that it enters (a number), any number of times, `first_stage` untold; then one row:
-                            [text] | [text, demonstration] | [values, body, raised] | [observation, reward, done, context] | {"kind", "error"}
+                            [text, reference, demonstration or null] | [values, body, raised] | [observation, reward, done, context] | {"kind", "error"}
   pool ──▶ endpoint client  [number, [task, body]] of a sample that endpoints score
   endpoint client ──▶ pool  [number, values] | [number, {"kind", "error"}]
   pool ──▶ agent host       [number, request] of one prompt or turn; with a pool of agents its item is a third part of it
@@ -17,9 +17,10 @@ Between a pool of agents and the scheduler the same requests and rows travel as 
 User code can write anything: what does not fit is a `ForeignBytesError`, never a result.
 """
 
+import json
 import math
 import struct
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -35,6 +36,7 @@ from streamrl_workers.tasks.values import (
     OpenedData,
     PlayTurn,
     Prompt,
+    Reference,
     Request,
     Result,
     Score,
@@ -59,6 +61,8 @@ COMMAND = struct.Struct("<cI")
 
 MAX_ITEM_BYTES = PROMPT_BYTES
 """Of an item as its agents read it."""
+MAX_REFERENCE_CHARS = 16_384
+"""Of a reference answer, and of an item's metadata: groups in memory hold them."""
 MAX_ROW_BYTES = 2 * PROMPT_BYTES
 """Of a row as JSON: what a program asks has a bound far below it (`agents/endpoint.py`), also with each character escaped."""
 
@@ -131,10 +135,10 @@ def check_row(request: Request, row: Any, *, rewards: Sequence[Reward]) -> None:
     match row:
         case {"kind": str(kind), "error": str(text), **rest} if kind in _KINDS and _is_text(text) and not rest:
             return
-        case [str(text)] if isinstance(request, NeedPrompts) and _is_text(text):
-            return
-        case [str(text), list() as parts] if isinstance(request, NeedPrompts) and _is_text(text) and _is_shown(parts):
-            return
+        case [str(text), [str() | None as answer, str(metadata)], parts] if isinstance(request, NeedPrompts):
+            fits = max(len(answer or ""), len(metadata)) <= MAX_REFERENCE_CHARS
+            if fits and all(map(_is_text, (text, answer or "", metadata))) and (parts is None or _is_shown(parts)):
+                return
         case [list(values), str() | None as body, str() | None as raised] if isinstance(request, ScoreSample) and len(
             values
         ) == len(rewards):
@@ -170,6 +174,20 @@ def item_row(row: Any) -> Any:  # noqa: ANN401 - JSON
         case {"kind": str(kind), "error": str(text), **rest} if kind in _KINDS and _is_text(text) and not rest:
             return row
     raise ForeignBytesError("a message is no item")
+
+
+def prompt_row(
+    text: str, *, answer: str | None, metadata: Mapping[str, Any], shown: Demonstration | None = None
+) -> list[Any]:
+    """The row of a prompt."""
+    said = _shortened(json.dumps(dict(metadata), ensure_ascii=False, default=str)) if metadata else ""
+    reference = [None if answer is None else _shortened(answer), said]
+    return [text, reference, None if shown is None else demonstration_row(shown)]
+
+
+def _shortened(text: str) -> str:
+    text = text.encode("utf-8", "replace").decode()  # no message carries surrogates
+    return text if len(text) <= MAX_REFERENCE_CHARS else f"{text[: MAX_REFERENCE_CHARS - 1]}…"
 
 
 def demonstration_row(shown: Demonstration) -> list[Any]:
@@ -241,8 +259,8 @@ def result_of(request: Request, row: Any, *, rewards: Sequence[Reward]) -> Resul
             if (size_bytes := len(row[0].encode())) > PROMPT_BYTES:
                 rule = f"{split} prompt {index} must have at most {PROMPT_BYTES} bytes"
                 raise UserError(field="spec.task", rule=rule, got=size_bytes, fix="shorten it or leave it out")
-            shown = _demonstration(row[1]) if len(row) > 1 else None
-            return Prompt(split=split, index=index, text=row[0], demonstration=shown)
+            shown = None if row[2] is None else _demonstration(row[2])
+            return Prompt(split=split, index=index, text=row[0], demonstration=shown, reference=Reference(*row[1]))
 
 
 def _score(request: ScoreSample, row: Any, *, rewards: Sequence[Reward]) -> Score:  # noqa: ANN401

@@ -59,6 +59,13 @@ class Demonstration:
     weight: float = 1.0  # of its tokens in the loss
 
 
+class Reference(NamedTuple):
+    """What a reward sees of an item beside the prompt. Very long texts are cut."""
+
+    answer: str | None
+    metadata: str  # JSON; empty: nothing
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """Prompt `index` of a split; (split, index) and the job's seed make it again."""
@@ -67,6 +74,7 @@ class Prompt:
     index: int
     text: str
     demonstration: Demonstration | None = None  # of algorithm `supervised` alone
+    reference: Reference | None = None  # for people who look at its samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

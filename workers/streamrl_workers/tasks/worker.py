@@ -14,9 +14,13 @@ import functools
 import os
 import resource
 import socket
+import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError
@@ -37,6 +41,8 @@ Row = list[Any] | dict[str, str]
 ITEMS_KEPT = 1024
 """A group's samples come close together; an item that fell out is made again."""
 MAX_ERROR_CHARS = 500
+MAX_PLACE_CHARS = 100
+"""Of the path of a file with an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +107,7 @@ class Scoring:
 
     def _prompt(self, item: Item) -> Row:
         shown = self._dataset.demonstration(item)
-        return [item.prompt] if shown is None else [item.prompt, protocol.demonstration_row(shown)]
+        return protocol.prompt_row(item.prompt, answer=item.answer, metadata=item.metadata, shown=shown)
 
     def _task(self, request: PlayTurn | ScoreSample) -> int:
         return self._dataset.shares.task_of(request.prompt_index)
@@ -165,7 +171,25 @@ def failure_row(where: str, error: BaseException) -> dict[str, str]:
         text = _text(error)
     else:
         text = f"raised {type(error).__name__}: {_text(error)}"
-    return failure(kind, f"{where}{text}"[:MAX_ERROR_CHARS])
+    return failure(kind, f"{where}{text}"[:MAX_ERROR_CHARS] + _place(error))
+
+
+_NOT_THE_USERS = tuple(
+    {str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
+)
+"""Directories whose code is not the user's own."""
+
+
+def _place(error: BaseException) -> str:
+    """Return ` (FILE, line N)`: the innermost line of the user's own code; empty if the error has none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not one.filename.startswith(("<", *_NOT_THE_USERS))]
+    if not own:
+        return ""
+    path = Path(own[-1].filename)
+    shown = next((path.relative_to(entry) for entry in sys.path if entry and path.is_relative_to(entry)), path)
+    place = f"{shown}"[-MAX_PLACE_CHARS:].encode("utf-8", "replace").decode("utf-8")
+    return f" ({place}, line {own[-1].lineno})"
 
 
 def _text(error: BaseException) -> str:

@@ -71,7 +71,9 @@ class Hosts:
         """Its oldest request."""
         number, fields = next(iter(self.sent[name].items()))
         del self.sent[name][number]
-        self.all.answered(name, number, ["next", 0.0, ends, False] if "completions" in fields else ["prompt"])
+        self.all.answered(
+            name, number, ["next", 0.0, ends, False] if "completions" in fields else ["prompt", [None, ""], None]
+        )
 
     def begin(self, name: str) -> None:
         """A program works on its oldest request."""

@@ -14,8 +14,8 @@ from streamrl_workers.scheduler.extensions.supervised import demonstrated_sample
 from streamrl_workers.stream.packing import unpack_int32
 from streamrl_workers.stream.segments import context_ranges, trained_places
 from streamrl_workers.tasks.dataset import TaskDataset, open_dataset
-from streamrl_workers.tasks.protocol import demonstration_row, result_of
-from streamrl_workers.tasks.values import Demonstration, NeedPrompts, Prompt, Split
+from streamrl_workers.tasks.protocol import prompt_row, result_of
+from streamrl_workers.tasks.values import Demonstration, NeedPrompts, Prompt, Reference, Split
 from support.chat_models import save_tokenizer
 from support.speaking_models import CHATML, END, OTHER_END, WORDS, speaking_tokenizer
 from support.supervised_jobs import ROWS, write_model, write_rows
@@ -234,8 +234,9 @@ def test_a_log_of_several_turns_is_learnt_from_as_it_is(dataset: dict[str, Any],
     assert trained_places(sample) == [0, 1, 3, 5]
     assert context_ranges(sample) == [(0, 7), (7, 9)]
     assert [segment.reward for segment in sample.segments if segment.HasField("reward")] == [0.5, -1.0]
-    assert result_of(PROMPT, ["3+", json.loads(json.dumps(demonstration_row(found)))], rewards=()) == Prompt(
-        split="train", index=0, text="3+", demonstration=found
+    row = prompt_row("3+", answer="3", metadata={"level": 1}, shown=found)
+    assert result_of(PROMPT, json.loads(json.dumps(row)), rewards=()) == Prompt(
+        split="train", index=0, text="3+", demonstration=found, reference=Reference("3", '{"level": 1}')
     )
 
 

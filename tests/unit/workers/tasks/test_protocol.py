@@ -6,7 +6,7 @@ import pytest
 
 from streamrl.spec.tasks.rewards import Reward
 from streamrl_workers.stream.messages import PROMPT_BYTES
-from streamrl_workers.tasks.protocol import agent_row, result_of
+from streamrl_workers.tasks.protocol import agent_row, prompt_row, result_of
 from streamrl_workers.tasks.values import NeedPrompts, PlayTurn, Request, Score, ScoreSample
 from streamrl_workers.tasks.worker_slots import endpoint_row
 
@@ -18,7 +18,9 @@ SCORE = ScoreSample(group_id=0, sample_index=0, split="train", prompt_index=0, c
 @pytest.mark.parametrize(
     ("request_", "row"),
     [
-        (PROMPT, ["\ud800"]),
+        (PROMPT, ["\ud800", [None, ""], None]),
+        (PROMPT, ["p", ["\ud800", ""], None]),
+        (PROMPT, ["p"]),
         (PROMPT, 7),
         (TURN, ["", 0.0, True]),
         (TURN, ["", float("inf"), True, False]),
@@ -31,9 +33,18 @@ def test_an_answer_that_does_not_fit_fails_its_item_alone(request_: Request, row
 
 
 def test_an_answer_that_fits_is_taken_as_it_is() -> None:
-    assert agent_row(PROMPT, ["p"]) == ["p"]
+    for row in (["p", ["1", "{}"], None], ["p", [None, ""], None]):
+        assert agent_row(PROMPT, row) == row
     for row in (["", 1.0, True, False], ["ü" * (PROMPT_BYTES // 2), 0.0, False, True]):
         assert agent_row(TURN, row) == row
+
+
+def test_what_a_reward_sees_of_an_item_is_cut_where_it_is_very_long() -> None:
+    row = prompt_row("p", answer="\ud800" * 20_000, metadata={"rows": ["ü" * 20_000], "odd": {1}})
+    assert agent_row(PROMPT, row) == row
+    _, (answer, metadata), _ = row
+    assert (len(answer), answer[-2:], len(metadata)) == (16_384, "?…", 16_384)
+    assert metadata.startswith('{"rows": ["ü')
 
 
 def test_a_verifier_that_raised_is_counted_beside_an_endpoint() -> None:

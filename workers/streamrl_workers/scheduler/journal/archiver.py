@@ -176,7 +176,9 @@ def read_stored(
         cuts=pb.PassCuts.FromString(step.cuts) if step is not None and step.cuts else None,
         samples=[
             pb.ArchivedSample(
-                reward=sample.reward if sample.HasField("reward") else None, tokens=completion_tokens(sample)
+                reward=sample.reward if sample.HasField("reward") else None,
+                tokens=completion_tokens(sample),
+                failed=bool(sample.reward_error),
             )
             for sample in samples
         ],

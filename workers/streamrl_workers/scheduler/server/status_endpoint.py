@@ -90,6 +90,8 @@ class StatusEndpoint:
         self._seen_step: StepSummary | None = core.last_step
         self._seen_evaluation: Evaluated | None = core.last_evaluation
         self._last_line: dict[str, Any] = last
+        self._told: set[str] = set()
+        """Kinds of failure of which a line has the first error."""
         self._step_cost: float | None = None
         self._first_evaluation: dict[str, Any] = first_line(directory / EVALUATIONS_FILE)
         self._last_evaluation: dict[str, Any] = last_line(directory / EVALUATIONS_FILE)
@@ -125,7 +127,10 @@ class StatusEndpoint:
         before = self._last_line.get("above_bound", {})
         truncated = step.stats.truncated / max(step.stats.samples, 1)
         above = logprob_diff.steps_above(step.trainer_metrics, truncated=truncated, bound=self._bound, before=before)
-        line = step_line(step, view=self._core.view(), instants=self._instants(), interval_s=interval_s)
+        view = self._core.view()
+        line = step_line(step, view=view, instants=self._instants(), interval_s=interval_s)
+        line |= {"score_errors": {kind: text for kind, text in view.score_errors.items() if kind not in self._told}}
+        self._told.update(view.score_errors)
         before_cost = cost.total(self._last_line) or 0.0
         weights = self._connections.take_loads()
         self._last_line = line | {"above_bound": above, "bubbles": self._bubbles(), "weights": weights}
@@ -194,6 +199,7 @@ class StatusEndpoint:
             "groups": dict(view.groups_by_state),
             "dropped": whole(view.dropped_groups, DROP_REASONS),
             "score_failures": whole(view.score_failures, FAILURE_KINDS),
+            "score_errors": dict(view.score_errors),
             "reissued": view.reissued_samples,
             "moved": view.moved_samples,
             "idle": dict(view.fleet.idle),

@@ -108,6 +108,8 @@ def test_a_step_has_the_mean_of_each_part_and_failures_by_kind(observed, tmp_pat
     failed = status.status()["score_failures"]
     assert sum(line["score_failures"]["timeout"] for line in lines) == failed["timeout"] == 4
     assert sum(failed.values()) == 4
+    assert [line["score_errors"] for line in lines] == [{"timeout": "it hung"}, {}], "once"
+    assert status.status()["score_errors"] == {"timeout": "it hung"}
 
 
 def test_scores_of_dropped_groups_count_too(observed, tmp_path: Path) -> None:
