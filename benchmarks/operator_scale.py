@@ -7,8 +7,9 @@
   the pods' and Services' addresses are this process's own: one server answers for every scheduler       scale_network.py
 ```
 `python benchmarks/operator_scale.py --jobs 1000 --pools 4`. Needs the programs of `tests/cluster` (built at the first start), `unshare`
-and `ip`. Story: bare loop; create all jobs and wait until each says Ready; nothing for a while (the steady state); the operator is
-started again; it ends; bare loop again. Requests are counted in the API server's audit log, not by the operator.
+and `ip`. Story: bare loop; create all jobs and wait until each says Ready; nothing for a while (the steady state), then the same without
+an operator and with those of `--others`; the operator is started again; it ends; bare loop again. Requests are counted in the API server's
+audit log, not by the operator.
 """
 
 import argparse
@@ -71,6 +72,8 @@ class Load:
     """Where the operator asks for them."""
     resync_s: float = RESYNC_S
     """Least time between two readings of a job: all together have ten a second at most, so 100 jobs with 10 s load as 1,000 do."""
+    others: Sequence[str] = ()
+    """Trees of other commits, whose operators have the same jobs at rest."""
 
     @property
     def deadline_s(self) -> float:
@@ -228,6 +231,7 @@ async def operated(run: Run) -> None:
     run.mark("steady ends")
     report_steady(run)
     run.operator.stop()
+    await _other_operators(run)
     run.mark("restart")
     run.operator.start()
     await _leads(run)
@@ -242,6 +246,25 @@ async def operated(run: Run) -> None:
     run.mark("restarted looked")
     report_restart(run)
     run.operator.stop()
+
+
+async def _other_operators(run: Run) -> None:
+    """The steady state without an operator, and with those of other trees: what each of them costs of the same jobs."""
+    own = run.operator
+    for tree in ("", *run.load.others):
+        if tree:
+            path = os.pathsep.join(f"{tree}/{part}" for part in ("crds", "operator", "pages"))
+            run.operator = own.but(PYTHONPATH=path).start()
+            await _leads(run)
+            await asyncio.sleep(QUIET_S + run.load.jobs * _LOOK_A_JOB_S * QUIET_S)
+        begin, end = (f"{event} with {tree or 'no operator'}" for event in ("steady", "steady ends"))
+        run.mark(begin)
+        await asyncio.sleep(run.load.steady_s)
+        run.mark(end)
+        _print_cpu(run, (end.removeprefix("steady ends "), begin, end))
+        if tree:
+            run.operator.stop()
+    run.operator = own
 
 
 async def _until_ready(run: Run) -> None:
@@ -300,7 +323,7 @@ def report_steady(run: Run) -> None:
     _print_requests(f"steady state, {run.load.steady_s:g} s, {rate:.1f} requests/s", window, jobs=run.load.jobs)
     _print_looks(run, "steady", "steady ends")
     print(f"operator RSS: {rest.rss_mb:.0f} MB at rest, peak {rest.peak_mb:.0f} MB")
-    _print_cpu(run)
+    _print_cpu(run, ("create to Ready", "create", "ready"), ("steady", "steady", "steady ends"))
 
 
 def report_restart(run: Run) -> None:
@@ -327,17 +350,18 @@ def _print_requests(title: str, uses: Sequence[Use], *, jobs: int) -> None:
         print(f"| {verb} | {resource} | {count} | {share:.2f} |")
 
 
-def _print_cpu(run: Run) -> None:
-    spans = (("create to Ready", "create", "ready"), ("steady", "steady", "steady ends"))
-    print("\n| CPU seconds (share of one core) | " + " | ".join(run.used["create"]) + " |")
-    print("|---" * (1 + len(run.used["create"])) + "|")
+def _print_cpu(run: Run, *spans: tuple[str, str, str]) -> None:
+    """`spans`: title, and the marks of its begin and end. Of each process that is there at both."""
+    processes = run.used[spans[0][2]]
+    print("\n| CPU seconds (share of one core) | " + " | ".join(processes) + " |")
+    print("|---" * (1 + len(processes)) + "|")
     for title, begin, end in spans:
         took_s = counts.seconds(run.marks[begin], run.marks[end])
-        spent = [run.used[end][name].cpu_s - run.used[begin][name].cpu_s for name in run.used["create"]]
+        spent = [run.used[end][name].cpu_s - run.used[begin][name].cpu_s for name in processes]
         print(
-            f"| {title}, {took_s:.0f} s | " + " | ".join(f"{each:.0f} ({each / took_s:.0%})" for each in spent) + " |"
+            f"| {title}, {took_s:.0f} s | " + " | ".join(f"{each:.0f} ({each / took_s:.1%})" for each in spent) + " |"
         )
-    print("| peak MB | " + " | ".join(f"{each.peak_mb:.0f}" for each in run.used["steady ends"].values()) + " |")
+    print("| peak MB | " + " | ".join(f"{each.peak_mb:.0f}" for each in processes.values()) + " |", flush=True)
 
 
 async def measure(load: Load) -> None:
@@ -378,6 +402,9 @@ def main() -> None:
     parser.add_argument("--resync-s", type=float, default=RESYNC_S, help="least time between two readings of a job")
     parser.add_argument("--pods", choices=("answer", "refuse", "silent"), default="answer", help="the fake schedulers")
     parser.add_argument("--numbers", choices=("Service", "Proxy"), default="Service", help="where they are asked for")
+    parser.add_argument(
+        "--others", nargs="*", default=(), help="trees of other commits, for the steady state of the same jobs"
+    )
     given = parser.parse_args()
     for name in _PROGRAMS:
         tools.tool(name)  # built before we leave the network from which they are made
@@ -393,6 +420,7 @@ def main() -> None:
         pods=given.pods,
         numbers=given.numbers,
         resync_s=given.resync_s,
+        others=given.others,
     )
     asyncio.run(measure(load))
 

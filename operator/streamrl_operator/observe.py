@@ -81,6 +81,8 @@ class Memory:
     scaling: Mapping[str, ScalingState] = field(default_factory=dict)
     looked_up: Mapping[tuple[str, str], Object] = field(default_factory=dict)
     """Flavours and priorities, for as long as they are needed."""
+    address: str | None = None
+    """Host and port where the numbers were read last; None: the API server's proxy."""
     rest: "Rest | None" = None
     """What the latest reconcile found, if there is nothing to do."""
     settled: object = None
@@ -90,17 +92,10 @@ class Memory:
     certificates_at: datetime | None = None
     """When a certificate is due next; of `settled`."""
 
-    def rests(self, *, now_s: float) -> bool:
-        """Return whether there still is nothing to do, where nothing but the time and the numbers has changed."""
-        rest = self.rest
-        if rest is None or self.numbers is None or now_s >= rest.until_s:
-            return False
-        return calls(answers.read_page(self.numbers), max_cost=rest.max_cost) == rest.calls
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rest:
-    """A running job that needs nothing."""
+    """A running job that needs nothing, while nothing but the time and its numbers changes."""
 
     until_s: float
     """Monotonic: when it is to be looked at in any case."""
@@ -309,19 +304,45 @@ async def refresh(
     if since_s < every_s - min(_SOON_S, every_s / 10):
         return
     memory.asked_s, before = clock.monotonic(), memory.signals_unreachable
-    async with aside():
-        page, error = await _page(*place, by_proxy=bool(trainer_cluster(raw)) or settings.numbers_by_proxy)
+    by_proxy = bool(trainer_cluster(raw)) or settings.numbers_by_proxy
+    memory.address = None if by_proxy else _address(*place)
+    if not by_proxy and memory.address is None:
+        page, error = None, f"Service {names.scheduler(place[1][1])} has no address"
+    else:
+        async with aside():
+            page, error = await _page(*place, address=memory.address)
     memory.numbers, memory.signals_unreachable = page, None
     if page is None and any(status.get("ready") for status in schedulers):
         since = clock.now() if before is None else before.since
         memory.signals_unreachable = SignalsUnreachable(since=since, error=error)
 
 
-async def _page(cluster: CachedCluster, key: Key, *, by_proxy: bool) -> tuple[bytes | None, str]:
-    """The page, or why it is not to be had."""
-    address = None if by_proxy else _address(cluster, key)
-    if not by_proxy and address is None:
-        return None, f"Service {names.scheduler(key[1])} has no address"
+async def read_at_rest(
+    cluster: CachedCluster,
+    key: Key,
+    *,
+    memory: Memory,
+    clock: OperatorClock,
+    aside: Callable[[], AbstractAsyncContextManager[None]],
+) -> float | None:
+    """Read the numbers of a job at rest of which nothing has changed, where they were read last: nothing else of it is looked at.
+
+    Return for how long it goes on resting; None: it needs a reconcile.
+    """
+    rest, now_s = memory.rest, clock.monotonic()
+    if rest is None or now_s >= rest.until_s:
+        return None
+    async with aside():
+        page, _ = await _page(cluster, key, address=memory.address)
+    if page is None:
+        return None
+    memory.numbers, memory.asked_s = page, now_s
+    left_s = rest.until_s - clock.monotonic()
+    return left_s if left_s > 0 and calls(answers.read_page(page), max_cost=rest.max_cost) == rest.calls else None
+
+
+async def _page(cluster: CachedCluster, key: Key, *, address: str | None) -> tuple[bytes | None, str]:
+    """The page, or why it is not to be had. `address`: as of `Memory`."""
     try:
         return await cluster.client.read_page(
             namespace=key[0],

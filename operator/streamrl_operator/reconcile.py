@@ -1,6 +1,6 @@
 """One reconcile of one job, and what follows from it. Level-triggered: nothing depends on what has happened, only on what is.
 
-    1  the job as it is known; one of another controller is left alone
+    1  the job as it is known; one of another controller is left alone. Of one at rest of which nothing has changed, the numbers alone
     2  the scheduler's numbers, if it is time (`observe.py`)
     3  our finalizer, before anything is made; of a job that is being deleted, the next step of that (`apply.py`)
     4  everything of the job (`observe.py`)
@@ -40,7 +40,7 @@ from streamrl_operator.kube.kinds import (
     of,
 )
 from streamrl_operator.metrics import OperatorMetrics
-from streamrl_operator.observe import Memory, NamespaceDefaults, Rest, look_up, observe, refresh
+from streamrl_operator.observe import Memory, NamespaceDefaults, Rest, look_up, observe, read_at_rest, refresh
 from streamrl_operator.planning import gang, job_status, members, pods, termination
 from streamrl_operator.planning.certificates import Lives, roles_of
 from streamrl_operator.planning.conditions import Aspect
@@ -123,10 +123,14 @@ class Reconciler:
         await apply.write_status(self.cluster, raw, status)
 
     async def _reconcile(self, key: Key, *, has_changed: bool) -> ReconcileResult:
+        memory = self._memories.get(key)
+        if memory is not None and not has_changed:
+            left_s = await read_at_rest(self.cluster, key, memory=memory, clock=self.clock, aside=self.aside)
+            if left_s is not None:
+                return ReconcileResult(again_s=min(left_s, self._times_s()[0]))
         raw = self._ours(key)
         if raw is None:
             return ReconcileResult()
-        memory = self._memories.get(key)
         if memory is None or memory.uid != raw["metadata"]["uid"]:
             memory = self._memories[key] = Memory(uid=raw["metadata"]["uid"])
         if self.members is not None and not self.members.is_known and members.names_member(raw):
@@ -142,10 +146,6 @@ class Reconciler:
             aside=self.aside,
             members=self.members,
         )
-        now_s = self.clock.monotonic()
-        if not has_changed and memory.rests(now_s=now_s):
-            assert memory.rest is not None, "it rests"
-            return ReconcileResult(again_s=min(settings.resync_s, memory.rest.until_s - now_s))
         memory.rest = None
         raw = self._ours(key)  # a pod that keeps silent takes seconds
         if raw is None or raw["metadata"]["uid"] != memory.uid:

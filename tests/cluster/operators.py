@@ -1,5 +1,6 @@
 """The operator as a real process against a test cluster, and what a test asks about it."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ import urllib.request
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -92,7 +93,13 @@ class Operator:
         }
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> "Operator":
+    def but(self, **environ: str) -> Self:
+        """Return one that is not started, with other environment variables: it takes the place of this one."""
+        other = copy.copy(self)
+        other._environ, other._process = self._environ | environ, None
+        return other
+
+    def start(self) -> Self:
         """Start it; it may be started again."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

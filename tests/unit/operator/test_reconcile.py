@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import datetime
+from typing import cast
 
 import pytest
 
@@ -406,6 +407,21 @@ async def test_what_the_numbers_call_for_waits_for_no_write_of_progress(
     await resting.look(has_changed=False)
     kind, reason = condition
     assert resting.condition(kind) == ("True", reason)
+
+
+async def test_a_resting_job_whose_numbers_cannot_be_read_says_so_and_rests_again_after(resting: World) -> None:
+    scheduler = container("scheduler") | {"ready": True}
+    await resting.pods_are(trainer(init=[scheduler], containers=[container("trainer")]))
+    await resting.look()
+    read, resting.server.page = resting.server.page, cast("Doc", ["no page"])
+    for _ in range(6):
+        resting.ticks.seconds += 100.0
+        await resting.look(has_changed=False)
+    assert resting.condition("Ready") == ("False", "NumbersUnreachable")
+    resting.server.page = read
+    resting.ticks.seconds += 100.0
+    await resting.look(has_changed=False)
+    assert resting.condition("Ready") == ("True", "Running")
 
 
 async def test_a_resting_job_is_looked_at_when_something_changes_or_its_deadline_comes(resting: World) -> None:
