@@ -68,12 +68,13 @@ def test_checkpoints_move_between_tensor_groups_and_shards(tmp_path: Path) -> No
 
 
 @pytest.mark.soak
-def test_an_engine_deals_the_same_samples_to_a_tensor_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize("axis", ["tensor", "context"])
+def test_an_engine_deals_the_same_samples_to_a_group(tmp_path: Path, axis: str) -> None:
     model = save("qwen3", tmp_path / "model", tie_word_embeddings=True)
     job: dict[str, Any] = {"microBatchTokens": 32, "algorithm": KL, **CLIPPED}
     one = create(EngineSetup(spec=trainer_spec(**job), model_path=str(model), threads=1))
     expected = [act(one, {"do": "step", "step": step, "groups": 3}) for step in range(3)]
-    with RankTeam(tmp_path / "two", size=2, model=model, processesPerNode=2, parallelism={"tensor": 2}, **job) as team:
+    with RankTeam(tmp_path / "two", size=2, model=model, processesPerNode=2, parallelism={axis: 2}, **job) as team:
         assert team.answer() == "ready"
         metrics = team.steps(3, groups=3)
         published = team.publish(3).tensors(of_rank_0=False)

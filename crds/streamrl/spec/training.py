@@ -348,8 +348,8 @@ class Trainer(SpecModel):
             "{self.parallelism.tensor}",
         ),
         FieldRule(
-            "parallelism.context must be 1 (or absent) with lora, sherl, compile or cpuOffload",
-            "self.parallelism.context == 1 || (!has(self.lora) && !has(self.sherl) && !self.compile && !self.cpuOffload)",
+            "parallelism.context must be 1 (or absent) with sherl, compile or cpuOffload",
+            "self.parallelism.context == 1 || (!has(self.sherl) && !self.compile && !self.cpuOffload)",
             "{self.parallelism.context}",
         ),
         FieldRule(

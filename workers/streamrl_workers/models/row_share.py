@@ -71,14 +71,14 @@ class RowShare:
         )
 
     def _all_tokens(self, states: torch.Tensor) -> torch.Tensor:
-        parts_ChWE = states.squeeze(0).unflatten(0, (self.ranks, -1))
+        parts_ChWE = torch.stack(states.squeeze(0).chunk(self.ranks))
         rows_hTE = self._exchange(parts_ChWE).transpose(0, 1).flatten(1, 2)
         return rows_hTE.narrow(1, 0, self.tokens).unsqueeze(0)
 
     def by_tokens(self, answer: torch.Tensor) -> torch.Tensor:
         """Return the answers [1, W, H, E] of all heads for this rank's tokens, of [1, T, h, E]."""
         padding = self.ranks * self.width - self.tokens
-        parts_CWhE = pad(answer.squeeze(0), (0, 0, 0, 0, 0, padding)).unflatten(0, (self.ranks, -1))
+        parts_CWhE = torch.stack(pad(answer.squeeze(0), (0, 0, 0, 0, 0, padding)).chunk(self.ranks))
         return self._exchange(parts_CWhE).transpose(0, 1).flatten(1, 2).unsqueeze(0)
 
     def own_heads(self, terms_H: torch.Tensor) -> torch.Tensor:
@@ -114,7 +114,7 @@ class _Join(torch.autograd.Function):
     """Results of all ranks, of which each has some."""
 
     @staticmethod
-    def forward(  # noqa: ANN205 - as its base
+    def forward(
         ctx: Any,  # noqa: ANN401 - torch gives it any attribute
         found_n: torch.Tensor,
         own_n: torch.Tensor,

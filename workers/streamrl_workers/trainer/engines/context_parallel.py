@@ -1,7 +1,7 @@
-"""Context parallelism: the ranks of a context group share the tokens of each row, and have all weights alike.
+"""Context parallelism: the ranks of a context group share the tokens of each row; weights are sharded over them as over all ranks.
 
-Owns: which models allow it, which ranks are a group. Does not own: the exchanges within a row (`models/row_share.py`), the mesh, shards
-(`sharding.py`): the ranks of a group lie in its dimension `shard`, so weights and gradients know nothing of them.
+Owns: which models allow it, which ranks are a group. Does not own: the exchanges within a row (`models/row_share.py`), the mesh
+(`sharding.py`), in which a group is a part of the dimension `shard`.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,8 @@ def context_group(mesh: DeviceMesh, *, ranks: int, timeout: timedelta) -> dist.P
     if ranks == 1:
         return None
     groups = mesh.mesh.movedim(1, -1).reshape(-1, ranks)
-    own, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=timeout)
+    own: dist.ProcessGroup
+    own, _ = dist.new_subgroups_by_enumeration(groups.tolist(), timeout=timeout)  # type: ignore[no-untyped-call] # torch's
     return own
 
 
