@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from support import tensor_ranks
+from support.model_families import LONGROPE
 from support.rank_equality import KL, check_equal, check_published, check_weights, run, save
 
 pytestmark = pytest.mark.timeout(600)  # every process loads torch
@@ -17,13 +18,17 @@ def test_two_ranks_that_share_rows_equal_one(tmp_path: Path) -> None:
     """Rows of several samples, two micro-steps before each update; one key-value head, which both ranks need."""
     tied = save("qwen3", tmp_path / "tied", num_key_value_heads=1, tie_word_embeddings=True, job=PPO)
     window = save("gemma3", tmp_path / "window", sliding_window=5)
-    state = save("qwen3_5", tmp_path / "state")
-    found = run(tmp_path / "two", [tied, window, state], context=2)
+    refused = [save(family, tmp_path / family) for family in ("qwen3_5", LONGROPE)]
+    found = run(tmp_path / "two", [tied, window, *refused], context=2)
     for model in (tied, window):
         check_equal(found[model.name], tensor_ranks.trained(model))
         check_published(found[model.name])
-    assert found["state"]["refused"].startswith(
-        f"{FIELD}: must be 1 for models of the family qwen3_5_text, which carries state"
+    state, switches = (found[model.name]["refused"] for model in refused)
+    assert state.startswith(
+        f"{FIELD}: must be 1 for models of the family qwen3_5_text, which carries state from token to token"
+    )
+    assert switches.startswith(
+        f"{FIELD}: must be 1 for this model of the family phi3, whose rotary factors change with the length (longrope), got 2; "
     )
 
 

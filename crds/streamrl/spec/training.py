@@ -243,7 +243,7 @@ class Trainer(SpecModel):
     )
     micro_batch_layout: Literal["Auto", "Packed", "Padded"] = Field(
         default="Auto",
-        description="Packed: samples of a pass in one row, without padding. Padded: a row each. Auto: Packed on processors if possible.",
+        description="Packed: samples of a pass in one row, without padding. Padded: a row each. Auto: Packed on processors if possible, and with parallelism.context.",
     )
     precision: Literal["FP32", "BF16"] = Field(
         default="FP32",

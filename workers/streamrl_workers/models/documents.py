@@ -209,6 +209,7 @@ def _attention(  # noqa: PLR0913 - transformers calls it so
 def _by_documents(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, documents: Documents, terms: _Terms
 ) -> torch.Tensor:
+    """Compute attention over a row [1, H, T, E]; the answer is [1, T, H, E]."""
     rows_THE = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
     if _has_kernel(query, value) and terms.plain:
         return _by_kernel(*rows_THE, documents=documents, terms=terms).unsqueeze(0)

@@ -23,7 +23,7 @@ _BY_LENGTH = {"dynamic", "longrope"}
 def check_rows(model: PreTrainedModel, *, parallelism: Parallelism) -> None:
     """Raise UserError if ranks cannot share the rows of the model. Its weights need no values; its attention is changed."""
     config = model.config.get_text_config(decoder=True)
-    family, ranks, heads = model.config.model_type, parallelism.context, config.num_attention_heads
+    family, ranks = model.config.model_type, parallelism.context
     if not takes_documents(model):
         why = "which carries state from token to token, or has an attention of its own"
         raise _refused(f"must be 1 for models of the family {family}, {why}", got=ranks)
@@ -31,6 +31,7 @@ def check_rows(model: PreTrainedModel, *, parallelism: Parallelism) -> None:
     if changing:
         why = f"whose rotary factors change with the length ({changing[0]})"
         raise _refused(f"must be 1 for this model of the family {family}, {why}", got=ranks)
+    heads = config.num_attention_heads
     if heads % parallelism.copies:
         raise _refused(f"times parallelism.tensor must divide the model's num_attention_heads, {heads}", got=ranks)
 

@@ -61,9 +61,7 @@ _LOSSES = ("loss", "value_loss")
 class MicroBatch:
     """One forward pass."""
 
-    inputs_BL: (
-        torch.Tensor
-    )  # int64; one row of documents, this rank's tokens of it, or rows that are padded on the right
+    inputs_BL: torch.Tensor  # int64; this rank's tokens of one row of documents, or rows that are padded on the right
     positions_BL: torch.Tensor | None  # int64; None: the model numbers them itself
     documents: Documents | None  # of the one row; None: each row is a sequence
     rows_N: torch.Tensor  # which of the B * L positions predicts the token
