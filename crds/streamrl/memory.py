@@ -113,6 +113,7 @@ def rank_memory(
     device_bytes: as of `chunk_logits`.
     """
     tokens = max(trainer.micro_batch_tokens, sequence_tokens(task, positions=sizes.positions))  # no sample is cut
+    tokens = -(-tokens // trainer.parallelism.context)
     number = number_bytes(trainer)
     critic_trained = sizes.parameters if trainer.sherl is None or target else sizes.trained
     trained = sizes.trained + critic_trained * critic

@@ -1,4 +1,4 @@
-"""One of several ranks that train models cut by tensor parallelism: `python -m support.tensor_ranks RANK SHARD TENSOR FOLDER MODEL..`.
+"""One of several ranks that train models together: `python -m support.tensor_ranks RANK LAYOUT FOLDER MODEL..`, LAYOUT as JSON of `Ranks`.
 
 Of each model, a folder with the job's words in `trainer.json`, rank 0 writes what `trained` returns into FOLDER; each rank saves its part of
 a checkpoint after two updates. Where FOLDER has one to be loaded the first two updates are left out.
@@ -7,7 +7,7 @@ a checkpoint after two updates. Where FOLDER has one to be loaded the first two 
 import json
 import sys
 from array import array
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,38 @@ from streamrl_workers.trainer.engines.worker import RankWorker
 from support.trainer_groups import make_group, trainer_spec
 
 UPDATES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """How ranks lie in the mesh."""
+
+    replicate: int = 1
+    shard: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """Words of the trainer."""
+        parallelism = {"replicate": self.replicate, "context": self.context, "tensor": self.tensor}
+        return {
+            "processesPerNode": self.replicate * self.shard * self.context * self.tensor,
+            "parallelism": parallelism,
+        }
+
+    def mesh(self) -> DeviceMesh:
+        """Return the mesh of the ranks; a collective."""
+        shape = (self.replicate, self.shard * self.context, self.tensor)
+        return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard", "tensor"))
+
+    def own(self, samples: list[PackedSample]) -> list[PackedSample]:
+        """Return the samples of this rank's data rank."""
+        if not dist.is_initialized():
+            return samples
+        return samples[dist.get_rank() // (self.context * self.tensor) :: self.replicate * self.shard]
+
+
 CPU = torch.device("cpu")
 
 
@@ -41,10 +73,15 @@ def micro_steps(update: int) -> list[list[PackedSample]]:
 
 
 def trained(
-    model: Path, *, mesh: DeviceMesh | None = None, saved: Path | None = None, loaded: Path | None = None
+    model: Path,
+    *,
+    ranks: Ranks = Ranks(),
+    mesh: DeviceMesh | None = None,
+    saved: Path | None = None,
+    loaded: Path | None = None,
 ) -> dict[str, Any]:
     """What three updates of a model leave: numbers of each, sums of the first's gradients, weights, slices."""
-    spec = trainer_spec(**json.loads((model / "trainer.json").read_text()))
+    spec = trainer_spec(**json.loads((model / "trainer.json").read_text()), **ranks.job)
     worker = RankWorker(build_models(spec, model_path=str(model), device=CPU, mesh=mesh), spec=spec)
     numbers, gradients = [], {}
     resumes = loaded is not None and loaded.is_dir()
@@ -56,12 +93,12 @@ def trained(
             saved.mkdir(exist_ok=True)
             worker.save(str(saved)).result()
         for samples in micro_steps(update):
-            own = samples if mesh is None else samples[mesh.get_local_rank("shard") :: mesh["shard"].size()]
+            own = ranks.own(samples)
             worker.accumulate(
                 [_prepared(sample, found) for sample, found in zip(own, worker.prepare(own), strict=True)]
             )
         numbers.append(worker.update(Update(step=update, scale=0.1, critic_scale=0.1, policy=True)))
-        numbers[-1]["losses"] = _summed(worker.measured(None)[-3:-1], mesh=mesh)
+        numbers[-1]["losses"] = _summed(worker.measured(None)[-3:-1], ranks=ranks)
         if not update:
             gradients = {name: full(gradient).clone() for name, gradient in worker.gradients().items()}
     slices = copy_slices(model_files.published_views(worker._model))
@@ -75,24 +112,24 @@ def _prepared(sample: PackedSample, found: dict[str, Any]) -> PackedSample:
     return replace(sample, **found, returns_N=array("d", [1.0 - value for value in values_N]) if values_N else None)
 
 
-def _summed(numbers: list[float], *, mesh: DeviceMesh | None) -> list[float]:
-    if mesh is None:
+def _summed(numbers: list[float], *, ranks: Ranks) -> list[float]:
+    if not dist.is_initialized():
         return numbers
     sums = torch.tensor(numbers, dtype=torch.float64)
     dist.all_reduce(sums)
-    return (sums / mesh["tensor"].size()).tolist()
+    return (sums / (ranks.tensor * ranks.context)).tolist()
 
 
-def main(rank: int, shard: int, tensor: int, folder: Path, models: list[Path]) -> None:
+def main(rank: int, ranks: Ranks, folder: Path, models: list[Path]) -> None:
     """One model after the other."""
     torch.set_num_threads(1)
-    size = shard * tensor
+    size = ranks.job["processesPerNode"]
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    mesh = init_device_mesh("cpu", (1, shard, tensor), mesh_dim_names=("replicate", "shard", "tensor"))
+    mesh = ranks.mesh()
     for model in models:
         saved, loaded = folder / f"{model.name}-saved", folder / f"{model.name}-loaded"
         try:
-            found = trained(model, mesh=mesh, saved=saved, loaded=loaded)
+            found = trained(model, ranks=ranks, mesh=mesh, saved=saved, loaded=loaded)
         except UserError as error:
             found = {"refused": str(error)}
         published: list[Any] = [None] * size
@@ -103,4 +140,4 @@ def main(rank: int, shard: int, tensor: int, folder: Path, models: list[Path]) -
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), Path(sys.argv[4]), [Path(name) for name in sys.argv[5:]])
+    main(int(sys.argv[1]), Ranks(**json.loads(sys.argv[2])), Path(sys.argv[3]), [Path(name) for name in sys.argv[4:]])

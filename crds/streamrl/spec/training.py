@@ -190,6 +190,17 @@ class Parallelism(SpecModel):
         le=64,
         description="Ranks of one node that compute each layer together, on the same samples. 1 = each rank computes whole layers.",
     )
+    context: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Ranks that share the tokens of each pass, for long samples: activations of a rank are 1/context. 1 = each rank has samples of its own.",
+    )
+
+    @property
+    def copies(self) -> int:
+        """Ranks that get the same samples."""
+        return self.tensor * self.context
 
 
 class Trainer(SpecModel):
@@ -235,7 +246,7 @@ class Trainer(SpecModel):
     )
     micro_batch_layout: Literal["Auto", "Packed", "Padded"] = Field(
         default="Auto",
-        description="Packed: samples of a pass in one row, without padding. Padded: a row each. Auto: Packed on processors if possible.",
+        description="Packed: samples of a pass in one row, without padding. Padded: a row each. Auto: Packed on processors if possible, and with parallelism.context.",
     )
     precision: Literal["Auto", "FP32", "TF32", "BF16"] = Field(
         default="Auto",
@@ -293,11 +304,6 @@ class Trainer(SpecModel):
         return self.ranks // self.parallelism.replicate
 
     @property
-    def data_ranks(self) -> int:
-        """Ranks with samples of their own; those of one tensor group have the same."""
-        return self.ranks // self.parallelism.tensor
-
-    @property
     def number_format(self) -> NumberFormat:
         """Format of passes and of published weights. It follows from the job alone, so all its processes agree."""
         if self.precision == "Auto":
@@ -339,9 +345,9 @@ class Trainer(SpecModel):
             got=f"{{self.processes_per_node}} and {{self.pod.resources.limits[{GPU}]}}",
         ),
         FieldRule(
-            "parallelism.replicate x parallelism.tensor must divide the number of ranks (nodes x processesPerNode)",
-            "self.nodes * self.processesPerNode % (self.parallelism.replicate * self.parallelism.tensor) == 0",
-            "{self.parallelism.replicate} x {self.parallelism.tensor} and {self.ranks} ranks",
+            "parallelism.replicate x tensor x context must divide the number of ranks (nodes x processesPerNode)",
+            "self.nodes * self.processesPerNode % (self.parallelism.replicate * self.parallelism.tensor * self.parallelism.context) == 0",
+            "{self.parallelism.replicate} x {self.parallelism.tensor} x {self.parallelism.context} and {self.ranks} ranks",
         ),
         FieldRule(
             "parallelism.tensor must divide processesPerNode: its ranks lie on one node",
@@ -352,6 +358,16 @@ class Trainer(SpecModel):
             "parallelism.tensor must be 1 (or absent) with lora, sherl, compile or cpuOffload",
             "self.parallelism.tensor == 1 || (!has(self.lora) && !has(self.sherl) && !self.compile && !self.cpuOffload)",
             "{self.parallelism.tensor}",
+        ),
+        FieldRule(
+            "parallelism.context must be 1 (or absent) with sherl, compile or cpuOffload",
+            "self.parallelism.context == 1 || (!has(self.sherl) && !self.compile && !self.cpuOffload)",
+            "{self.parallelism.context}",
+        ),
+        FieldRule(
+            "microBatchLayout must be Auto or Packed with parallelism.context: ranks share the tokens of one row",
+            "self.parallelism.context == 1 || self.microBatchLayout != 'Padded'",
+            "{self.micro_batch_layout}",
         ),
         FieldRule(
             "of lora and sherl only one can be there",

@@ -70,6 +70,7 @@ def task_of(*, tokens: int = 1024, **changes: Any) -> Task:
         ({"activationCheckpointing": True}, "activations", 13.4),
         ({"activationCheckpointing": True, "precision": "BF16"}, "activations", 8.0),
         ({"microBatchTokens": 4096}, "activations", 50.7),
+        ({"processesPerNode": 4, "parallelism": {"context": 4}}, "activations", 50.7),
         ({"microBatchTokens": 4096}, "logits", 2.8),
         ({"microBatchTokens": 1_048_576}, "logits", 2.8),  # whatever the tokens
         ({"microBatchTokens": 4096, "task": {"tokens": 31 * 1024}}, "activations", 406.0),  # a sample, with its prompt

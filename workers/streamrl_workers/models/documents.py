@@ -11,12 +11,14 @@ token, and if it passes the documents on to its attention. The window is that of
 - A document above SHORT_TOKENS is one call of torch's attention, as if it were alone.
 - Shorter ones of like lengths are computed together, each padded on the right within the call: the calls would cost more than the padding.
 - On a GPU, torch's variable-length kernel takes the whole row where it can: half precision, no soft cap, no sinks, heads of one size.
+- Where ranks share a row (`row_share.py`), each computes whole rows of its own heads.
 """
 
 import inspect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from streamrl_workers.models.row_share import RowShare
 
 DOCUMENTS = "streamrl_documents"
 """Name of the attention function, as a model's configuration holds it."""
@@ -56,6 +60,7 @@ class Documents:
     calls: tuple[Together, ...]
     begins: torch.Tensor  # int32 [D + 1], the row's end included
     longest: int
+    share: RowShare | None = None  # None: this rank has the whole row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +82,11 @@ _TRIAL = Documents(calls=(), begins=torch.zeros(1, dtype=torch.int32), longest=0
 """What `takes_documents` looks for at the attention function."""
 
 
-def documents_of(lengths: Sequence[int], *, device: torch.device) -> Documents:
+def documents_of(lengths: Sequence[int], *, device: torch.device, share: RowShare | None = None) -> Documents:
     """Return the documents of a row, in the order in which they lie there."""
     begins = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
     calls = tuple(_together(some, device=device) for some in _like_lengths(lengths))
-    return Documents(calls=calls, begins=begins.to(device), longest=max(lengths))
+    return Documents(calls=calls, begins=begins.to(device), longest=max(lengths), share=share)
 
 
 def _like_lengths(lengths: Sequence[int]) -> list[list[int]]:
@@ -191,37 +196,43 @@ def _attention(  # noqa: PLR0913 - transformers calls it so
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     terms = _Terms(scale=scale, window=window, softcap=softcap, sinks=s_aux)
     if documents is None:
-        return _attend(module, query, key, value, terms=terms), None
+        return _attend(query, key, value, terms=terms), None
+    share = documents.share
+    if share is None:
+        return _by_documents(query, key, value, documents=documents, terms=terms), None
+    if s_aux is not None:
+        terms = replace(terms, sinks=share.own_heads(s_aux))
+    states = share.by_heads(query, key, value)
+    return share.by_tokens(_by_documents(*states, documents=documents, terms=terms)), None
+
+
+def _by_documents(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, documents: Documents, terms: _Terms
+) -> torch.Tensor:
+    """Compute attention over a row [1, H, T, E]; the answer is [1, T, H, E]."""
     rows_THE = [states.squeeze(0).transpose(0, 1) for states in (query, key, value)]
     if _has_kernel(query, value) and terms.plain:
-        return _by_kernel(*rows_THE, documents=documents, terms=terms).unsqueeze(0), None
+        return _by_kernel(*rows_THE, documents=documents, terms=terms).unsqueeze(0)
     sizes = [call.tokens for call in documents.calls]
     parts = [torch.split(rows, sizes) for rows in rows_THE]
     found = []
     for call, *own in zip(documents.calls, *parts, strict=True):
         taken = own if call.rows is None else [states.index_select(0, call.rows) for states in own]
         padded = [states.unflatten(0, (call.documents, call.width)).transpose(1, 2) for states in taken]
-        answer = _attend(module, *padded, terms=terms).flatten(0, 1)
+        answer = _attend(*padded, terms=terms).flatten(0, 1)
         found.append(answer if call.places is None else answer.index_select(0, call.places))
-    return torch.cat(found).unsqueeze(0), None
+    return torch.cat(found).unsqueeze(0)
 
 
-def _attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    terms: _Terms,
-) -> torch.Tensor:
+def _attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, terms: _Terms) -> torch.Tensor:
     """Causal attention of sequences [n, H, L, E], each by itself; the answer is [n, L, H, E]."""
-    length = query.shape[2]
+    length, groups = query.shape[2], query.shape[1] // key.shape[1]
     within = terms.window is None or length <= terms.window
     if terms.plain:
         mask_LL = None if within else _causal(length, window=terms.window, device=query.device)
-        answer: torch.Tensor = sdpa_attention_forward(module, query, key, value, mask_LL, scaling=terms.scale)[0]
+        layer: Any = SimpleNamespace(num_key_value_groups=groups)
+        answer: torch.Tensor = sdpa_attention_forward(layer, query, key, value, mask_LL, scaling=terms.scale)[0]
         return answer
-    groups = query.shape[1] // key.shape[1]
     scores = query @ repeat_kv(key, groups).transpose(2, 3) * terms.scale
     if terms.softcap is not None:
         scores = torch.tanh(scores / terms.softcap) * terms.softcap

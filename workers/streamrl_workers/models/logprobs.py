@@ -49,7 +49,6 @@ def answer_logprobs(model: PreTrainedModel) -> None:
         documents: Documents | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         answer = decoder(input_ids=inputs_BL, use_cache=False, **own_positions(positions_BL, documents))
-        hidden_NH = answer.last_hidden_state.flatten(0, 1).index_select(0, rows_N)
 
         def head(hidden_CH: torch.Tensor) -> torch.Tensor:
             """As the model itself does it: its own forward, in which the decoder answers with these states."""
@@ -57,14 +56,24 @@ def answer_logprobs(model: PreTrainedModel) -> None:
                 logits: torch.Tensor = whole(use_cache=False).logits
             return logits.squeeze(0)
 
-        rows = max(1, chunk_logits(total_bytes(hidden_NH.device)) // vocabulary)
-        one_pass = _Pass(
-            head=head, weights=partial(_trained, model, decoder), rows=rows, temperature=temperature, entropy=entropy
-        )
-        found: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call] # torch's
-            one_pass, targets_N, hidden_NH, *one_pass.weights()
-        )
-        return found
+        def read(rows_N: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            """Of the states that are here."""
+            hidden_NH = answer.last_hidden_state.flatten(0, 1).index_select(0, rows_N)
+            rows = max(1, chunk_logits(total_bytes(hidden_NH.device)) // vocabulary)
+            weights = partial(_trained, model, decoder)
+            one_pass = _Pass(head=head, weights=weights, rows=rows, temperature=temperature, entropy=entropy)
+            found: tuple[torch.Tensor, torch.Tensor] = _TokenLogprobs.apply(  # type: ignore[no-untyped-call] # torch's
+                one_pass, targets_N, hidden_NH, *one_pass.weights()
+            )
+            return found
+
+        share = None if documents is None else documents.share
+        if share is None:
+            return read(rows_N, targets_N)
+        own_n, rows_n = share.find(rows_N)
+        found = torch.stack(read(rows_n, targets_N[own_n]), dim=1)
+        logprobs_N, entropies_N = share.join(found, own_n, count=len(rows_N)).unbind(1)
+        return logprobs_N.clone(), entropies_N.detach().clone()  # FSDP hooks no views
 
     model.forward = forward
 

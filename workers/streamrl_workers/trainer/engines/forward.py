@@ -9,6 +9,9 @@ cannot be given such rows each sample is a row, padded on the right. That needs 
 change it. A model that switches its rotary factors by length (`models/rope.py`) gets positions in either case; a sample that crosses
 the switch is two documents, each with the tokens that were drawn on its side.
 
+Ranks of a context group have the same samples. Each reads its own tokens of the row (`models/row_share.py`); the rest of a batch, and every
+result, is of all tokens on each rank.
+
 PPO's critic is the initial model's body with a scalar head. The value of a token is that of the text before it, so it is read
 at the position that predicts the token. Values are zero at the start: the head's weights are zeros, and every rank begins alike.
 
@@ -24,11 +27,13 @@ from itertools import accumulate
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from streamrl_workers.metrics.logprob_diff import CLIPPED, LAGS, key, pool_lag, pool_lags
 from streamrl_workers.models.documents import Documents, documents_of
 from streamrl_workers.models.rope import own_positions, row_positions, split_at_switch
+from streamrl_workers.models.row_share import RowShare
 from streamrl_workers.trainer.algorithms.algorithm import Aggregation, TokenBatch, TokenLoss
 from streamrl_workers.trainer.algorithms.objective import Estimator, kl_divergence
 from streamrl_workers.trainer.engines.packing import PackedSample
@@ -56,7 +61,7 @@ _LOSSES = ("loss", "value_loss")
 class MicroBatch:
     """One forward pass."""
 
-    inputs_BL: torch.Tensor  # int64; one row of documents, or rows that are padded on the right
+    inputs_BL: torch.Tensor  # int64; this rank's tokens of one row of documents, or rows that are padded on the right
     positions_BL: torch.Tensor | None  # int64; None: the model numbers them itself
     documents: Documents | None  # of the one row; None: each row is a sequence
     rows_N: torch.Tensor  # which of the B * L positions predicts the token
@@ -71,6 +76,16 @@ class MicroBatch:
     values_N: torch.Tensor | None
     returns_N: torch.Tensor | None
 
+    @property
+    def share(self) -> RowShare | None:
+        """This rank's share of the row; None: it has all of it."""
+        return None if self.documents is None else self.documents.share
+
+    @property
+    def places(self) -> int:
+        """Tokens of the pass, padding included."""
+        return self.inputs_BL.numel() * (1 if self.share is None else self.share.ranks)
+
 
 def make_batch(
     samples: Sequence[PackedSample],
@@ -80,11 +95,12 @@ def make_batch(
     packed: bool = False,
     whole: bool = False,
     switch: int | None = None,
+    context: dist.ProcessGroup | None = None,
 ) -> MicroBatch:
     """The tensors of `samples`.
 
     `packed`: one row of documents; else a padded row each. `whole`: the last token, which predicts nothing, is read too.
-    `switch`: the model's (`models/rope.py`).
+    `switch`: the model's (`models/rope.py`). `context`: the ranks that share the row.
     """
     documents = [
         (sample.tokens[: (places[-1] if places else sample.inputs) + whole], places)
@@ -97,14 +113,20 @@ def make_batch(
     inputs = torch.zeros(begins[-1], dtype=torch.int64)
     for begin, (tokens, _) in zip(begins, documents, strict=False):
         inputs[begin : begin + len(tokens)] = torch.tensor(tokens)
+    inputs_BL = inputs.view(1 if packed else len(documents), -1)
+    positions_BL = _positions(lengths, packed=packed, switches=switch is not None)
+    share = None
+    if context is not None and positions_BL is not None:
+        share = RowShare(group=context, tokens=begins[-1])
+        inputs_BL, positions_BL = share.cut(inputs_BL), share.cut(positions_BL)
     counts_B = torch.tensor([sample.trained for sample in samples])
     of_samples_B = counts_B + torch.tensor([sample.trained_elsewhere for sample in samples])
     weights_B = 1.0 / of_samples_B.clamp(min=1) if aggregation == "SequenceMean" else torch.ones(len(samples))
     targets = [sample.tokens[place] for sample in samples for place in sample.places_N]
     return MicroBatch(
-        inputs_BL=inputs.view(1 if packed else len(documents), -1).to(device),
-        positions_BL=_positions(lengths, packed=packed, switches=switch is not None, device=device),
-        documents=documents_of(lengths, device=device) if packed else None,
+        inputs_BL=inputs_BL.to(device),
+        positions_BL=None if positions_BL is None else positions_BL.to(device),
+        documents=documents_of(lengths, device=device, share=share) if packed else None,
         rows_N=_rows([places for _, places in documents], begins=begins).to(device),
         targets_N=torch.tensor(targets, dtype=torch.int64, device=device),
         behaviour_N=_joined([sample.behaviour_N for sample in samples], device=device),
@@ -119,10 +141,10 @@ def make_batch(
     )
 
 
-def _positions(lengths: Sequence[int], *, packed: bool, switches: bool, device: torch.device) -> torch.Tensor | None:
+def _positions(lengths: Sequence[int], *, packed: bool, switches: bool) -> torch.Tensor | None:
     if packed:
-        return torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0).to(device)
-    return row_positions(lengths, width=max(lengths)).to(device) if switches else None
+        return torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
+    return row_positions(lengths, width=max(lengths)) if switches else None
 
 
 def _rows(places_of: Sequence[Sequence[int]], *, begins: Sequence[int]) -> torch.Tensor:
@@ -247,6 +269,8 @@ def critic_values(critic: ValueModel, batch: MicroBatch, **of: bool) -> torch.Te
     """Values of each trained token [N * heads], with gradient: of the text before it, then of the text that ends with it."""
     found_BLH = critic(batch.inputs_BL, positions_BL=batch.positions_BL, documents=batch.documents, **of)
     values_PH: torch.Tensor = found_BLH.flatten(0, 1)
+    if batch.share is not None:  # the token after a rank's last one is another rank's
+        values_PH = batch.share.join_tokens(values_PH)
     before_NH = values_PH[:, : critic.states].index_select(0, batch.rows_N)
     if not critic.utterances:
         return before_NH.flatten()

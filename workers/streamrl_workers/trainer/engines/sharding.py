@@ -6,7 +6,7 @@ are collectives: every rank calls them in the same order.
 
 - Rank 0 opens torch's store on a free port and tells the others by their link, so the job's rendezvous port stays with these.
 - Mesh: dimensions `replicate`, `shard`, `tensor`; the last changes fastest (docs/decisions/0092-mesh-of-ranks.md). With replicas a
-  gradient is summed over the shards of one, and each shard of the sum over the replicas.
+  gradient is summed over the shards of one, and each shard of the sum over the replicas. Context groups are parts of `shard`.
 - Shards: a transformer block is gathered when it is needed, and dropped again, also behind the forward pass and also the root's
   tensors (embeddings, head): a forward pass without backward would else leave them as they were before the next update.
 - Number formats: float32 weights and optimiser always; with BF16 the passes and the published weights are bfloat16. FSDP does it, with
@@ -203,7 +203,7 @@ def join_group(
     """Come together; a collective. From then on ranks that do not answer each other for `timeout_s` raise RuntimeError."""
     if env.host in {"127.0.0.1", "localhost", "::1"}:  # gloo else takes the address of the machine's name
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    timeout = timedelta(seconds=timeout_s + (_NCCL_SPARE_S if device.type == "cuda" else 0.0))
+    timeout = group_timeout(timeout_s, device=device)
     dist.init_process_group(
         _backend(device, offload=offload),
         store=store,
@@ -216,6 +216,11 @@ def join_group(
     for dimension in _DIMENSIONS:
         _set_pg_timeout(timeout, mesh.get_group(dimension))  # torch gives groups of a mesh its own default
     return mesh
+
+
+def group_timeout(timeout_s: float, *, device: torch.device) -> timedelta:
+    """Return the deadline of a group's collectives where ranks wait `timeout_s` for each other."""
+    return timedelta(seconds=timeout_s + (_NCCL_SPARE_S if device.type == "cuda" else 0.0))
 
 
 def mesh_of_one(device: torch.device) -> DeviceMesh:

@@ -39,6 +39,7 @@ from streamrl_workers.stream.packing import pack_float32
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
 from streamrl_workers.trainer.engines import sharding
+from streamrl_workers.trainer.engines.context_parallel import check_rows, context_group
 from streamrl_workers.trainer.engines.engine import FileHashes, Kept, RankEnvironment
 from streamrl_workers.trainer.engines.forward import (
     Reference,
@@ -58,6 +59,7 @@ from streamrl_workers.trainer.engines.sharding import (
     compile_blocks,
     device_of,
     fsdp_mesh,
+    group_timeout,
     join_group,
     mesh_of_one,
     open_store,
@@ -84,7 +86,7 @@ class TorchEngine:
         self._ranks = ranks
         self._pools = [pool.name for pool in spec.generators]
         layout: Layout = everywhere(ranks, "layout")[0]
-        self._data_ranks = DataRanks(ranks, copies=spec.trainer.parallelism.tensor)
+        self._data_ranks = DataRanks(ranks, copies=spec.trainer.parallelism.copies)
         self._step = create_training_step(algorithm, ranks=self._data_ranks, spec=spec, layout=layout)
         self._metrics = StepMetrics(step=0)
         self._replay = create_replay(spec)
@@ -139,7 +141,7 @@ class TorchEngine:
 
     def throughput(self) -> dict[str, float]:
         """By the clocks of every rank; in the time of the calls that train."""
-        copies = self._spec.trainer.parallelism.tensor
+        copies = self._spec.trainer.parallelism.copies
         return throughput_metrics(everywhere(self._ranks, "throughput"), busy_s=self._busy_s, copies=copies)
 
     @contextmanager
@@ -315,7 +317,18 @@ def build_models(
             reference = partial(adapters_off, model)
     _finish(model, trainer=trainer, device=device, mesh=mesh)
     tokenizer = load_tokenizer(model_path)
-    return RankModels(model=model, tokenizer=tokenizer, algorithm=algorithm, reference=reference, critic=critic)
+    context = None
+    if mesh is not None:
+        timeout = group_timeout(trainer.rank_timeout_seconds, device=device)
+        context = context_group(mesh, ranks=trainer.parallelism.context, timeout=timeout)
+    return RankModels(
+        model=model,
+        tokenizer=tokenizer,
+        algorithm=algorithm,
+        reference=reference,
+        critic=critic,
+        context=context,
+    )
 
 
 def _check_switch(model_path: str, *, algorithm: Algorithm, frozen_path: str | None) -> None:
@@ -333,6 +346,10 @@ def _check_switch(model_path: str, *, algorithm: Algorithm, frozen_path: str | N
 
 def _is_packed(trainer: Trainer, *, paths: Sequence[str], device: torch.device) -> bool:
     """Whether the samples of a pass lie in one row. Raises UserError if the job demands it of models that cannot be given such rows."""
+    if trainer.parallelism.context > 1:
+        for path in paths:
+            check_rows(load_empty(path), parallelism=trainer.parallelism)
+        return True
     wanted = trainer.micro_batch_layout
     if wanted == "Padded" or (wanted == "Auto" and device.type != "cpu"):
         return False

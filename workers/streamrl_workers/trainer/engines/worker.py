@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from streamrl.proto import stream_pb2 as pb
@@ -91,6 +92,7 @@ class RankModels:
     algorithm: Algorithm
     reference: Reference | None = None  # where the algorithm has a `reference_kl`
     critic: ValueModel | None = None  # where the algorithm has a `critic`
+    context: dist.ProcessGroup | None = None  # ranks that share each row
 
 
 class RankWorker:
@@ -103,6 +105,7 @@ class RankWorker:
         self._algorithm = models.algorithm
         self._reference = models.reference
         self._critic = models.critic
+        self._context = models.context
         self._pools = [pool.name for pool in spec.generators]
         self._precision = spec.trainer.number_format
         self._ranks_here = spec.trainer.processes_per_node
@@ -363,7 +366,7 @@ class RankWorker:
         if not counted:
             return
         if passed is not None:
-            self._throughput.add(samples, places=batch.inputs_BL.numel())
+            self._throughput.add(samples, places=batch.places)
             _, tokens, loss, entropy_N = passed
             self._sums.add(tokens, loss=loss, entropy_N=entropy_N)
             if self._algorithm.compares:
@@ -412,6 +415,7 @@ class RankWorker:
                 packed=self._passes.packed,
                 whole=whole,
                 switch=self._switch,
+                context=self._context,
             )
 
     def _zero(self) -> None:
