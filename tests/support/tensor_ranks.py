@@ -1,6 +1,6 @@
-"""One of several ranks that train models cut by tensor parallelism: `python -m support.tensor_ranks RANK SHARD TENSOR FOLDER MODEL..`.
+"""One of several ranks that share layers or experts of models: `python -m support.tensor_ranks RANK LAYOUT FOLDER MODEL..`.
 
-Of each model, a folder with the job's words in `trainer.json`, rank 0 writes what `trained` returns into FOLDER; each rank saves its part of
+LAYOUT: what a job says of ranks, as JSON. Of each model, a folder with the job's words in `trainer.json`, rank 0 writes what `trained` returns into FOLDER; each rank saves its part of
 a checkpoint after two updates. Where FOLDER has one to be loaded the first two updates are left out.
 """
 
@@ -41,10 +41,18 @@ def micro_steps(update: int) -> list[list[PackedSample]]:
 
 
 def trained(
-    model: Path, *, mesh: DeviceMesh | None = None, saved: Path | None = None, loaded: Path | None = None
+    model: Path,
+    *,
+    mesh: DeviceMesh | None = None,
+    saved: Path | None = None,
+    loaded: Path | None = None,
+    **layout: Any,
 ) -> dict[str, Any]:
-    """What three updates of a model leave: numbers of each, sums of the first's gradients, weights, slices."""
-    spec = trainer_spec(**json.loads((model / "trainer.json").read_text()))
+    """What three updates of a model leave: numbers of each, sums of the first's gradients, weights, slices.
+
+    `layout`: what the job says of ranks. The second pass of an update has samples on one data rank alone: the others pass a dummy.
+    """
+    spec = trainer_spec(**json.loads((model / "trainer.json").read_text()), **layout)
     worker = RankWorker(build_models(spec, model_path=str(model), device=CPU, mesh=mesh), spec=spec)
     numbers, gradients = [], {}
     resumes = loaded is not None and loaded.is_dir()
@@ -55,11 +63,10 @@ def trained(
         if update == UPDATES - 1 and saved is not None:
             saved.mkdir(exist_ok=True)
             worker.save(str(saved)).result()
-        for samples in micro_steps(update):
-            own = samples if mesh is None else samples[mesh.get_local_rank("shard") :: mesh["shard"].size()]
-            worker.accumulate(
-                [_prepared(sample, found) for sample, found in zip(own, worker.prepare(own), strict=True)]
-            )
+        for number, samples in enumerate(micro_steps(update)):
+            own = samples if mesh is None else _dealt(samples, mesh=mesh, alone=number == 1)
+            prepared = worker.prepare(own)[: len(own)]  # a dummy's are left out
+            worker.accumulate([_prepared(sample, found) for sample, found in zip(own, prepared, strict=True)])
         numbers.append(worker.update(Update(step=update, scale=0.1, critic_scale=0.1, policy=True)))
         numbers[-1]["losses"] = _summed(worker.measured(None)[-3:-1], mesh=mesh)
         if not update:
@@ -68,6 +75,13 @@ def trained(
     published = {(one.name, one.first_row): bytes(one.data) for one in slices}
     weights = {name: bytes(one.data) for name, one in worker.tensors(None).items()}
     return {"numbers": numbers, "gradients": gradients, "weights": weights, "published": published}
+
+
+def _dealt(samples: list[PackedSample], *, mesh: DeviceMesh, alone: bool) -> list[PackedSample]:
+    """Samples of this rank, which ranks of a tensor group share."""
+    ranks = mesh.size() // mesh["tensor"].size()
+    place = mesh.get_rank() // mesh["tensor"].size()
+    return samples[place::ranks] if not alone else [] if place else samples
 
 
 def _prepared(sample: PackedSample, found: dict[str, Any]) -> PackedSample:
@@ -83,16 +97,18 @@ def _summed(numbers: list[float], *, mesh: DeviceMesh | None) -> list[float]:
     return (sums / mesh["tensor"].size()).tolist()
 
 
-def main(rank: int, shard: int, tensor: int, folder: Path, models: list[Path]) -> None:
+def main(rank: int, layout: dict[str, Any], folder: Path, models: list[Path]) -> None:
     """One model after the other."""
     torch.set_num_threads(1)
-    size = shard * tensor
+    size = layout["processesPerNode"]
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    mesh = init_device_mesh("cpu", (1, shard, tensor), mesh_dim_names=("replicate", "shard", "tensor"))
+    replicate, tensor = (layout["parallelism"].get(name, 1) for name in ("replicate", "tensor"))
+    shape = (replicate, size // (replicate * tensor), tensor)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard", "tensor"))
     for model in models:
         saved, loaded = folder / f"{model.name}-saved", folder / f"{model.name}-loaded"
         try:
-            found = trained(model, mesh=mesh, saved=saved, loaded=loaded)
+            found = trained(model, mesh=mesh, saved=saved, loaded=loaded, **layout)
         except UserError as error:
             found = {"refused": str(error)}
         published: list[Any] = [None] * size
@@ -103,4 +119,4 @@ def main(rank: int, shard: int, tensor: int, folder: Path, models: list[Path]) -
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), Path(sys.argv[4]), [Path(name) for name in sys.argv[5:]])
+    main(int(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]), [Path(name) for name in sys.argv[4:]])

@@ -187,6 +187,12 @@ class Parallelism(SpecModel):
         le=64,
         description="Ranks of one node that compute each layer together, on the same samples. 1 = each rank computes whole layers.",
     )
+    expert: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Ranks that divide the experts of each layer, and exchange the tokens of their samples. 1 = each rank computes all experts.",
+    )
 
 
 class Trainer(SpecModel):
@@ -340,6 +346,17 @@ class Trainer(SpecModel):
             "parallelism.tensor must be 1 (or absent) with lora, sherl, compile or cpuOffload",
             "self.parallelism.tensor == 1 || (!has(self.lora) && !has(self.sherl) && !self.compile && !self.cpuOffload)",
             "{self.parallelism.tensor}",
+        ),
+        FieldRule(
+            "parallelism.replicate x parallelism.expert must divide the number of ranks (nodes x processesPerNode)",
+            "self.nodes * self.processesPerNode % (self.parallelism.replicate * self.parallelism.expert) == 0",
+            "{self.parallelism.replicate} x {self.parallelism.expert} and {self.ranks} ranks",
+        ),
+        FieldRule(
+            "parallelism.expert must be 1 (or absent) with parallelism.tensor, lora, sherl, compile or cpuOffload",
+            "self.parallelism.expert == 1 || (self.parallelism.tensor == 1 && !has(self.lora) && !has(self.sherl) && "
+            "!self.compile && !self.cpuOffload)",
+            "{self.parallelism.expert}",
         ),
         FieldRule(
             "of lora and sherl only one can be there",
