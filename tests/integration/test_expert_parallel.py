@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from support import tensor_ranks
 from support.rank_equality import PPO, check_equal, check_published, check_weights, run, save
@@ -14,16 +16,29 @@ FIELD = "spec.trainer.parallelism.expert"
 
 def test_two_ranks_of_an_expert_group_equal_one(tmp_path: Path) -> None:
     """Two micro-steps before each update; in the second one rank has no samples, and computes experts for the other."""
-    moe = save("qwen3_moe", tmp_path / "moe", job=PPO)
+    models = [save("qwen3_moe", tmp_path / "moe", job=PPO), _lopsided(tmp_path / "lopsided")]
     refused = [save("qwen3", tmp_path / "dense"), save("qwen3_moe", tmp_path / "odd", num_experts=3)]
-    found = run(tmp_path / "two", [moe, *refused], ranks=2, expert=2)
-    check_equal(found["moe"], tensor_ranks.trained(moe))
-    check_published(found["moe"])
+    found = run(tmp_path / "two", [*models, *refused], ranks=2, expert=2)
+    for model in models:
+        check_equal(found[model.name], tensor_ranks.trained(model))
+        check_published(found[model.name])
     dense, odd = (found[model.name]["refused"] for model in refused)
     assert dense.startswith(
         f"{FIELD}: must be 1 for models of the family qwen3, which has no plan for experts, got 2; "
     )
     assert odd.startswith(f"{FIELD}: must divide the model's number of experts, 3, got 2; ")
+
+
+def _lopsided(folder: Path) -> Path:
+    """A model whose tokens all choose the first two of four experts: the ranks with the others get no token."""
+    save("gpt_oss", folder)
+    weights = load_file(folder / "model.safetensors")
+    biases = [bias for name, bias in weights.items() if name.endswith("router.bias")]
+    assert biases
+    for bias in biases:
+        bias.copy_(torch.tensor([100.0, 100.0, 0.0, 0.0]))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 @pytest.mark.soak
@@ -36,7 +51,7 @@ def test_families_divide_their_experts_alike(tmp_path: Path, expert: int, replic
     models.append(save("qwen3_moe", tmp_path / "archer", job={"rule": "archer"}))
     models.append(save("qwen3_moe", tmp_path / "muon", job={"optimizer": "Muon"}))
     models.append(save("qwen3_moe", tmp_path / "padded", job={"microBatchLayout": "Padded"}))
-    models.append(save("qwen3_moe", tmp_path / "single", num_experts=4, num_experts_per_tok=1))
+    models.append(_lopsided(tmp_path / "lopsided"))
     found = run(tmp_path / "run", models, ranks=4, expert=expert, replicate=replicate)
     for model in models:
         check_equal(found[model.name], tensor_ranks.trained(model))

@@ -91,10 +91,10 @@ def _exchange(
     received = torch.empty_like(counts)
     dist.all_to_all_single(received, counts, group=group)
     sizes = torch.stack([counts, received]).view(2, ranks, own).sum(-1).tolist()
-    tokens_MD = _AllToAll.apply(hidden_TD[order_N // chosen_TK.shape[1]], *sizes, group)
+    tokens_MD = _sent(hidden_TD[order_N // chosen_TK.shape[1]], *sizes, group=group)
     numbers_M = torch.arange(own, device=counts.device).repeat(ranks).repeat_interleave(received)
     computed_MD = _computed(tokens_MD, numbers_M, compute=compute)
-    answers_ND = _AllToAll.apply(computed_MD, *reversed(sizes), group)
+    answers_ND = _sent(computed_MD, *reversed(sizes), group=group)
     answers_TKD = answers_ND[order_N.argsort()].view(*chosen_TK.shape, -1)
     return (answers_TKD * weights_TK.unsqueeze(-1)).sum(1).to(hidden_TD.dtype)
 
@@ -117,21 +117,35 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup  # noqa: ANN401 - torch's
+        ctx: Any,  # noqa: ANN401 - torch's
+        rows: torch.Tensor,
+        sent: Sequence[int],
+        received: Sequence[int],
+        group: dist.ProcessGroup,
     ) -> torch.Tensor:
         """Return the rows that the others sent; `sent` and `received` are their numbers by rank."""
         ctx.sent, ctx.received, ctx.group = sent, received, group
-        return _sent(rows, sent, received, group)
+        return _all_to_all(rows, sent, received, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's
         """Return the gradient of the rows that were sent."""
-        return _sent(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
+        return _all_to_all(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
 
 
-def _sent(rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> torch.Tensor:
+def _all_to_all(
+    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
+) -> torch.Tensor:
     got = rows.new_empty(sum(received), *rows.shape[1:])
     dist.all_to_all_single(got, rows.contiguous(), list(received), list(sent), group=group)
+    return got
+
+
+def _sent(
+    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], *, group: dist.ProcessGroup
+) -> torch.Tensor:
+    """Return the rows that the other ranks send; `sent` and `received` are numbers of rows by rank. Differentiable."""
+    got: torch.Tensor = _AllToAll.apply(rows, sent, received, group)  # type: ignore[no-untyped-call] # torch's
     return got
 
 
