@@ -1,13 +1,20 @@
 """Models whose experts an expert group of ranks divides (torch's all-to-all and FSDP2 over gloo), against one rank."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from streamrl_workers.models.published import as_tensor
+from streamrl_workers.trainer.engines.setup import EngineSetup
+from streamrl_workers.trainer.engines.torch_engine import create
 from support import tensor_ranks
-from support.rank_equality import PPO, check_equal, check_published, check_weights, run, save
+from support.rank0 import act
+from support.rank_equality import CLIPPED, KL, PPO, check_equal, check_published, check_weights, run, save
+from support.rank_team import RankTeam
+from support.trainer_groups import trainer_spec
 
 pytestmark = pytest.mark.timeout(600)  # every process loads torch
 
@@ -55,7 +62,7 @@ def test_families_divide_their_experts_alike(tmp_path: Path, expert: int, replic
     found = run(tmp_path / "run", models, ranks=4, expert=expert, replicate=replicate)
     for model in models:
         check_equal(found[model.name], tensor_ranks.trained(model))
-        check_published(found[model.name])
+        check_published(found[model.name], replicas=replicate)
 
 
 @pytest.mark.soak
@@ -74,3 +81,20 @@ def test_checkpoints_move_between_expert_groups_and_shards(tmp_path: Path) -> No
         (found,) = run(folder, [model], ranks=ranks, expert=expert).values()
         check_weights(found, expected)
         before = folder
+
+
+@pytest.mark.soak
+def test_an_engine_trains_with_expert_groups_as_one_rank(tmp_path: Path) -> None:
+    model = save("qwen3_moe", tmp_path / "model")
+    job: dict[str, Any] = {"microBatchTokens": 32, "algorithm": KL, **CLIPPED}
+    one = create(EngineSetup(spec=trainer_spec(**job), model_path=str(model), threads=1))
+    expected = [act(one, {"do": "step", "step": step, "groups": 3}) for step in range(3)]
+    with RankTeam(tmp_path / "two", size=2, model=model, processesPerNode=2, parallelism={"expert": 2}, **job) as team:
+        assert team.answer() == "ready"
+        metrics = team.steps(3, groups=3)
+        published = team.publish(3).tensors(of_rank_0=False)
+        assert team.leave() == [0, 0], team.log(1)
+    for found, wanted in zip(metrics, expected, strict=True):
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+    for name, tensor in one.tensors().items():
+        torch.testing.assert_close(as_tensor(published[name]), as_tensor(tensor), rtol=1e-5, atol=1e-5)

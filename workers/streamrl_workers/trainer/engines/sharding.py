@@ -6,7 +6,7 @@ are collectives: every rank calls them in the same order.
 
 - Rank 0 opens torch's store on a free port and tells the others by their link, so the job's rendezvous port stays with these.
 - Mesh: dimensions `replicate`, `shard`, `tensor`; the last changes fastest (docs/decisions/0092-mesh-of-ranks.md). With replicas a
-  gradient is summed over the shards of one, and each shard of the sum over the replicas.
+  gradient is summed over the shards of one, and each shard of the sum over the replicas. Of expert groups there is a second mesh, whose `shard` is what these leave.
 - Shards: a transformer block is gathered when it is needed, and dropped again, also behind the forward pass and also the root's
   tensors (embeddings, head): a forward pass without backward would else leave them as they were before the next update.
 - Number formats: float32 weights and optimiser always; with BF16 the passes and the published weights are bfloat16. FSDP does it, with
