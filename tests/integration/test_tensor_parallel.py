@@ -11,12 +11,13 @@ from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.engines.torch_engine import create
 from support import tensor_ranks
 from support.rank0 import act
-from support.rank_equality import CLIPPED, KL, PPO, check_equal, check_published, check_weights, run, save
+from support.rank_equality import CLIPPED, KL, check_equal, check_published, check_weights, run, save
 from support.rank_team import RankTeam
 from support.trainer_groups import trainer_spec
 
 pytestmark = pytest.mark.timeout(600)  # every process loads torch
 
+PPO = {"rule": "ppo", "algorithm": KL, "activationCheckpointing": True}
 FIELD = "spec.trainer.parallelism.tensor"
 
 
@@ -24,7 +25,7 @@ def test_two_ranks_of_a_tensor_group_equal_one(tmp_path: Path) -> None:
     """Two micro-steps before each update: gradients of norms of queries and keys are parts on each rank, and are summed once."""
     tied = save("qwen3", tmp_path / "tied", tie_word_embeddings=True, job=PPO)
     refused = [save("qwen3_moe", tmp_path / "moe"), save("qwen3", tmp_path / "heads", num_key_value_heads=1)]
-    found = run(tmp_path / "two", [tied, *refused], ranks=2, tensor=2)
+    found = run(tmp_path / "two", [tied, *refused], shard=1, tensor=2)
     check_equal(found["tied"], tensor_ranks.trained(tied))
     check_published(found["tied"])
     moe, heads = (found[model.name]["refused"] for model in refused)
@@ -43,7 +44,7 @@ def test_families_and_copies_are_cut_alike(tmp_path: Path, shard: int) -> None:
     models.append(save("qwen3", tmp_path / "ppo", job=PPO, tie_word_embeddings=True))
     models.append(save("qwen3", tmp_path / "archer", job={"rule": "archer"}))
     models.append(save("llama", tmp_path / "padded", job={"microBatchLayout": "Padded"}))
-    found = run(tmp_path / "run", models, ranks=2 * shard, tensor=2)
+    found = run(tmp_path / "run", models, shard=shard, tensor=2)
     for model in models:
         check_equal(found[model.name], tensor_ranks.trained(model))
         check_published(found[model.name])
@@ -61,18 +62,19 @@ def test_checkpoints_move_between_tensor_groups_and_shards(tmp_path: Path) -> No
         folder.mkdir()
         if before is not None:
             (before / "ppo-saved").rename(folder / "ppo-loaded")
-        (found,) = run(folder, [model], ranks=shard * tensor, tensor=tensor).values()
+        (found,) = run(folder, [model], shard=shard, tensor=tensor).values()
         check_weights(found, expected)
         before = folder
 
 
 @pytest.mark.soak
-def test_an_engine_deals_the_same_samples_to_a_tensor_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize("axis", ["tensor", "expert"])
+def test_an_engine_deals_the_same_samples_to_a_group(tmp_path: Path, axis: str) -> None:
     model = save("qwen3", tmp_path / "model", tie_word_embeddings=True)
     job: dict[str, Any] = {"microBatchTokens": 32, "algorithm": KL, **CLIPPED}
     one = create(EngineSetup(spec=trainer_spec(**job), model_path=str(model), threads=1))
     expected = [act(one, {"do": "step", "step": step, "groups": 3}) for step in range(3)]
-    with RankTeam(tmp_path / "two", size=2, model=model, processesPerNode=2, parallelism={"tensor": 2}, **job) as team:
+    with RankTeam(tmp_path / "two", size=2, model=model, processesPerNode=2, parallelism={axis: 2}, **job) as team:
         assert team.answer() == "ready"
         metrics = team.steps(3, groups=3)
         published = team.publish(3).tensors(of_rank_0=False)

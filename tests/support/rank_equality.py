@@ -1,9 +1,10 @@
-"""Teams of ranks that share a model in several ways (torch over gloo), against one rank."""
+"""Models that several ranks train by `tensor_ranks`, against one rank."""
 
 import json
 import os
 import subprocess
 import sys
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +19,30 @@ EVEN = {"vocab_size": 48, "num_key_value_heads": 2}
 CLIPPED = {"gradientClipNorm": 0.5, "learningRate": 1e-4}
 """Small steps: AdamW divides gradients of rounding noise by their own size."""
 KL = {"referenceKl": {"coefficient": 0.1}}
-PPO = {"rule": "ppo", "algorithm": KL, "activationCheckpointing": True}
 
 
 def save(family: str, folder: Path, *, job: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """Save a tiny model, with the job that trains it."""
     save_tiny(family, folder, **{**EVEN, **changes})
     (folder / "trainer.json").write_text(json.dumps({**CLIPPED, **(job or {})}))
     return folder
 
 
-def run(folder: Path, models: list[Path], *, ranks: int, **parallelism: int) -> dict[str, Any]:
-    """What rank 0 of a team writes of each model."""
-    layout = json.dumps({"processesPerNode": ranks, "parallelism": parallelism})
+def run(folder: Path, models: list[Path], **layout: int) -> dict[str, Any]:
+    """Return what rank 0 of a team writes of each model. `layout`: as of `tensor_ranks.Ranks`."""
     environ = {**os.environ, "PYTHONPATH": str(TESTS), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-W", "error", "-m", "support.tensor_ranks"]
     folder.mkdir(exist_ok=True)
     processes = [
-        subprocess.Popen([*command, str(rank), layout, str(folder), *map(str, models)], env=environ)
-        for rank in range(ranks)
+        subprocess.Popen([*command, str(rank), json.dumps(layout), str(folder), *map(str, models)], env=environ)
+        for rank in range(prod(layout.values()))
     ]
     assert {process.wait() for process in processes} == {0}
     return {model.name: torch.load(folder / f"{model.name}.pt", weights_only=False) for model in models}
 
 
 def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare numbers, gradients and weights of several ranks with those of one."""
     for numbers, others in zip(found["numbers"], expected["numbers"], strict=True):
         assert numbers.pop("losses") == pytest.approx(others["losses"], rel=1e-5, abs=1e-6)
         assert numbers == pytest.approx({name: others[name] for name in numbers}, rel=1e-5)
@@ -55,6 +56,7 @@ def check_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def check_weights(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Compare weights of several ranks with those of one."""
     assert found["weights"].keys() == expected["weights"].keys()
     for name, data in expected["weights"].items():
         one, other = (torch.frombuffer(bytearray(each), dtype=torch.float32) for each in (found["weights"][name], data))

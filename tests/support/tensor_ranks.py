@@ -1,13 +1,13 @@
-"""One of several ranks that share layers or experts of models: `python -m support.tensor_ranks RANK LAYOUT FOLDER MODEL..`.
+"""One of several ranks that train models together: `python -m support.tensor_ranks RANK LAYOUT FOLDER MODEL..`, LAYOUT as JSON of `Ranks`.
 
-LAYOUT: what a job says of ranks, as JSON. Of each model, a folder with the job's words in `trainer.json`, rank 0 writes what `trained` returns into FOLDER; each rank saves its part of
+Of each model, a folder with the job's words in `trainer.json`, rank 0 writes what `trained` returns into FOLDER; each rank saves its part of
 a checkpoint after two updates. Where FOLDER has one to be loaded the first two updates are left out.
 """
 
 import json
 import sys
 from array import array
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,41 @@ from streamrl_workers.trainer.engines.worker import RankWorker
 from support.trainer_groups import make_group, trainer_spec
 
 UPDATES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """How ranks lie in the mesh."""
+
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    expert: int = 1
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """Words of the trainer."""
+        parallelism = {"replicate": self.replicate, "tensor": self.tensor, "expert": self.expert}
+        return {
+            "processesPerNode": self.replicate * self.shard * self.tensor * self.expert,
+            "parallelism": parallelism,
+        }
+
+    def mesh(self) -> DeviceMesh:
+        """Return the mesh of the ranks; a collective."""
+        shape = (self.replicate, self.shard * self.expert, self.tensor)
+        return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard", "tensor"))
+
+    def own(self, samples: list[PackedSample], *, alone: bool) -> list[PackedSample]:
+        """Return the samples of this rank's data rank. `alone`: the first one has all of them, and the others pass a dummy."""
+        if not dist.is_initialized():
+            return samples
+        place = dist.get_rank() // self.tensor
+        if alone:
+            return [] if place else samples
+        return samples[place :: self.replicate * self.shard * self.expert]
+
+
 CPU = torch.device("cpu")
 
 
@@ -43,16 +78,13 @@ def micro_steps(update: int) -> list[list[PackedSample]]:
 def trained(
     model: Path,
     *,
+    ranks: Ranks = Ranks(),
     mesh: DeviceMesh | None = None,
     saved: Path | None = None,
     loaded: Path | None = None,
-    **layout: Any,
 ) -> dict[str, Any]:
-    """What three updates of a model leave: numbers of each, sums of the first's gradients, weights, slices.
-
-    `layout`: what the job says of ranks. The second pass of an update has samples on one data rank alone: the others pass a dummy.
-    """
-    spec = trainer_spec(**json.loads((model / "trainer.json").read_text()), **layout)
+    """What three updates of a model leave: numbers of each, sums of the first's gradients, weights, slices."""
+    spec = trainer_spec(**json.loads((model / "trainer.json").read_text()), **ranks.job)
     worker = RankWorker(build_models(spec, model_path=str(model), device=CPU, mesh=mesh), spec=spec)
     numbers, gradients = [], {}
     resumes = loaded is not None and loaded.is_dir()
@@ -64,11 +96,11 @@ def trained(
             saved.mkdir(exist_ok=True)
             worker.save(str(saved)).result()
         for number, samples in enumerate(micro_steps(update)):
-            own = samples if mesh is None else _dealt(samples, mesh=mesh, alone=number == 1)
+            own = ranks.own(samples, alone=number > 0)
             prepared = worker.prepare(own)[: len(own)]  # a dummy's are left out
             worker.accumulate([_prepared(sample, found) for sample, found in zip(own, prepared, strict=True)])
         numbers.append(worker.update(Update(step=update, scale=0.1, critic_scale=0.1, policy=True)))
-        numbers[-1]["losses"] = _summed(worker.measured(None)[-3:-1], mesh=mesh)
+        numbers[-1]["losses"] = _summed(worker.measured(None)[-3:-1], ranks=ranks)
         if not update:
             gradients = {name: full(gradient).clone() for name, gradient in worker.gradients().items()}
     slices = copy_slices(model_files.published_views(worker._model))
@@ -77,38 +109,29 @@ def trained(
     return {"numbers": numbers, "gradients": gradients, "weights": weights, "published": published}
 
 
-def _dealt(samples: list[PackedSample], *, mesh: DeviceMesh, alone: bool) -> list[PackedSample]:
-    """Samples of this rank, which ranks of a tensor group share."""
-    ranks = mesh.size() // mesh["tensor"].size()
-    place = mesh.get_rank() // mesh["tensor"].size()
-    return samples[place::ranks] if not alone else [] if place else samples
-
-
 def _prepared(sample: PackedSample, found: dict[str, Any]) -> PackedSample:
     values_N = found.get("values_N", ())
     return replace(sample, **found, returns_N=array("d", [1.0 - value for value in values_N]) if values_N else None)
 
 
-def _summed(numbers: list[float], *, mesh: DeviceMesh | None) -> list[float]:
-    if mesh is None:
+def _summed(numbers: list[float], *, ranks: Ranks) -> list[float]:
+    if not dist.is_initialized():
         return numbers
     sums = torch.tensor(numbers, dtype=torch.float64)
     dist.all_reduce(sums)
-    return (sums / mesh["tensor"].size()).tolist()
+    return (sums / ranks.tensor).tolist()
 
 
-def main(rank: int, layout: dict[str, Any], folder: Path, models: list[Path]) -> None:
+def main(rank: int, ranks: Ranks, folder: Path, models: list[Path]) -> None:
     """One model after the other."""
     torch.set_num_threads(1)
-    size = layout["processesPerNode"]
+    size = ranks.job["processesPerNode"]
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    replicate, tensor = (layout["parallelism"].get(name, 1) for name in ("replicate", "tensor"))
-    shape = (replicate, size // (replicate * tensor), tensor)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard", "tensor"))
+    mesh = ranks.mesh()
     for model in models:
         saved, loaded = folder / f"{model.name}-saved", folder / f"{model.name}-loaded"
         try:
-            found = trained(model, mesh=mesh, saved=saved, loaded=loaded, **layout)
+            found = trained(model, ranks=ranks, mesh=mesh, saved=saved, loaded=loaded)
         except UserError as error:
             found = {"refused": str(error)}
         published: list[Any] = [None] * size
@@ -119,4 +142,4 @@ def main(rank: int, layout: dict[str, Any], folder: Path, models: list[Path]) ->
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3]), [Path(name) for name in sys.argv[4:]])
+    main(int(sys.argv[1]), Ranks(**json.loads(sys.argv[2])), Path(sys.argv[3]), [Path(name) for name in sys.argv[4:]])

@@ -6,7 +6,8 @@ are collectives: every rank calls them in the same order.
 
 - Rank 0 opens torch's store on a free port and tells the others by their link, so the job's rendezvous port stays with these.
 - Mesh: dimensions `replicate`, `shard`, `tensor`; the last changes fastest (docs/decisions/0092-mesh-of-ranks.md). With replicas a
-  gradient is summed over the shards of one, and each shard of the sum over the replicas. Of expert groups there is a second mesh, whose `shard` is what these leave.
+  gradient is summed over the shards of one, and each shard of the sum over the replicas.
+  Expert groups are parts of `shard`; a second mesh has them as a dimension.
 - Shards: a transformer block is gathered when it is needed, and dropped again, also behind the forward pass and also the root's
   tensors (embeddings, head): a forward pass without backward would else leave them as they were before the next update.
 - Number formats: float32 weights and optimiser always; with BF16 the passes and the published weights are bfloat16. FSDP does it, with
@@ -219,7 +220,7 @@ def join_group(
     """Come together; a collective. From then on ranks that do not answer each other for `timeout_s` raise RuntimeError."""
     if env.host in {"127.0.0.1", "localhost", "::1"}:  # gloo else takes the address of the machine's name
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    timeout = _timeout(timeout_s, kind=device.type)
+    timeout = group_timeout(timeout_s, device=device)
     dist.init_process_group(
         _backend(device, offload=offload),
         store=store,
@@ -231,6 +232,11 @@ def join_group(
     mesh = _create_mesh(device, parallelism=parallelism)
     _limit(mesh, timeout=timeout)
     return mesh
+
+
+def group_timeout(timeout_s: float, *, device: torch.device) -> timedelta:
+    """Return the deadline of a group's collectives where ranks wait `timeout_s` for each other."""
+    return timedelta(seconds=timeout_s + (_NCCL_SPARE_S if device.type == "cuda" else 0.0))
 
 
 def mesh_of_one(device: torch.device) -> DeviceMesh:
@@ -254,12 +260,8 @@ def expert_mesh(mesh: DeviceMesh, *, experts: int, timeout_s: float) -> DeviceMe
     """Return the mesh of all ranks in which those of `shard` that follow each other are groups of `experts` ranks. A collective."""
     shape = (mesh["replicate"].size(), mesh["shard"].size() // experts, experts)
     divided = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replicate", "shard", EXPERT))
-    _limit(divided, timeout=_timeout(timeout_s, kind=mesh.device_type))
+    _limit(divided, timeout=group_timeout(timeout_s, device=torch.device(mesh.device_type)))
     return divided
-
-
-def _timeout(timeout_s: float, *, kind: str) -> timedelta:
-    return timedelta(seconds=timeout_s + (_NCCL_SPARE_S if kind == "cuda" else 0.0))
 
 
 def _limit(mesh: DeviceMesh, *, timeout: timedelta) -> None:
