@@ -68,9 +68,9 @@ def test_checkpoints_move_between_tensor_groups_and_shards(tmp_path: Path) -> No
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("axis", ["tensor", "context"])
-def test_an_engine_deals_the_same_samples_to_a_group(tmp_path: Path, axis: str) -> None:
-    model = save("qwen3", tmp_path / "model", tie_word_embeddings=True)
+@pytest.mark.parametrize(("axis", "family"), [("tensor", "qwen3"), ("context", "qwen3"), ("expert", "qwen3_moe")])
+def test_an_engine_trains_with_a_group_as_one_rank(tmp_path: Path, axis: str, family: str) -> None:
+    model = save(family, tmp_path / "model", tie_word_embeddings=True)
     job: dict[str, Any] = {"microBatchTokens": 32, "algorithm": KL, **CLIPPED}
     one = create(EngineSetup(spec=trainer_spec(**job), model_path=str(model), threads=1))
     expected = [act(one, {"do": "step", "step": step, "groups": 3}) for step in range(3)]

@@ -35,26 +35,35 @@ class Ranks:
     shard: int = 1
     context: int = 1
     tensor: int = 1
+    expert: int = 1
+
+    @property
+    def _shards(self) -> int:
+        """Ranks that hold one copy of the model's tensor part."""
+        return self.shard * self.context * self.expert
 
     @property
     def job(self) -> dict[str, Any]:
         """Words of the trainer."""
-        parallelism = {"replicate": self.replicate, "context": self.context, "tensor": self.tensor}
+        axes = ("replicate", "context", "tensor", "expert")
         return {
-            "processesPerNode": self.replicate * self.shard * self.context * self.tensor,
-            "parallelism": parallelism,
+            "processesPerNode": self.replicate * self._shards * self.tensor,
+            "parallelism": {axis: getattr(self, axis) for axis in axes},
         }
 
     def mesh(self) -> DeviceMesh:
         """Return the mesh of the ranks; a collective."""
-        shape = (self.replicate, self.shard * self.context, self.tensor)
+        shape = (self.replicate, self._shards, self.tensor)
         return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard", "tensor"))
 
-    def own(self, samples: list[PackedSample]) -> list[PackedSample]:
-        """Return the samples of this rank's data rank."""
+    def own(self, samples: list[PackedSample], *, alone: bool) -> list[PackedSample]:
+        """Return the samples of this rank's data rank. `alone`: the first one has all of them, and the others pass a dummy."""
         if not dist.is_initialized():
             return samples
-        return samples[dist.get_rank() // (self.context * self.tensor) :: self.replicate * self.shard]
+        place = dist.get_rank() // (self.context * self.tensor)
+        if alone:
+            return [] if place else samples
+        return samples[place :: self.replicate * self.shard * self.expert]
 
 
 CPU = torch.device("cpu")
@@ -92,11 +101,10 @@ def trained(
         if update == UPDATES - 1 and saved is not None:
             saved.mkdir(exist_ok=True)
             worker.save(str(saved)).result()
-        for samples in micro_steps(update):
-            own = ranks.own(samples)
-            worker.accumulate(
-                [_prepared(sample, found) for sample, found in zip(own, worker.prepare(own), strict=True)]
-            )
+        for number, samples in enumerate(micro_steps(update)):
+            own = ranks.own(samples, alone=number > 0)
+            prepared = worker.prepare(own)[: len(own)]  # a dummy's are left out
+            worker.accumulate([_prepared(sample, found) for sample, found in zip(own, prepared, strict=True)])
         numbers.append(worker.update(Update(step=update, scale=0.1, critic_scale=0.1, policy=True)))
         numbers[-1]["losses"] = _summed(worker.measured(None)[-3:-1], ranks=ranks)
         if not update:

@@ -197,6 +197,13 @@ class Parallelism(SpecModel):
         description="Ranks that share the tokens of each pass, for long samples: activations of a rank are 1/context. 1 = each rank has samples of its own.",
     )
 
+    expert: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Ranks that divide the experts of each layer, and exchange the tokens of their samples. 1 = each rank computes all experts.",
+    )
+
     @property
     def copies(self) -> int:
         """Ranks that get the same samples."""
@@ -368,6 +375,17 @@ class Trainer(SpecModel):
             "microBatchLayout must be Auto or Packed with parallelism.context: ranks share the tokens of one row",
             "self.parallelism.context == 1 || self.microBatchLayout != 'Padded'",
             "{self.micro_batch_layout}",
+        ),
+        FieldRule(
+            "parallelism.replicate x parallelism.expert must divide the number of ranks (nodes x processesPerNode)",
+            "self.nodes * self.processesPerNode % (self.parallelism.replicate * self.parallelism.expert) == 0",
+            "{self.parallelism.replicate} x {self.parallelism.expert} and {self.ranks} ranks",
+        ),
+        FieldRule(
+            "parallelism.expert must be 1 (or absent) with parallelism.tensor, lora, sherl, compile or cpuOffload",
+            "self.parallelism.expert == 1 || (self.parallelism.tensor == 1 && !has(self.lora) && !has(self.sherl) && "
+            "!self.compile && !self.cpuOffload)",
+            "{self.parallelism.expert}",
         ),
         FieldRule(
             "of lora and sherl only one can be there",

@@ -6,6 +6,7 @@ GPUs, whichever is more.
 
 import argparse
 import json
+import math
 import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -104,7 +105,7 @@ def process_sizes(job: RLJob, *, memory: str | None, config: Mapping[str, Any] |
     """Numbers of trainer processes that the job may have and whose devices hold their part."""
     most = MOST_PROCESSES if job.spec.trainer.engine.common.several_ranks else 1
     parallelism = job.spec.trainer.parallelism
-    unit = parallelism.replicate * parallelism.copies
+    unit = parallelism.replicate * math.lcm(parallelism.copies, parallelism.expert)
     if memory is None:
         return Sizes(unit=unit, least=unit, most=most)
     if not re.fullmatch(BYTES_PATTERN, memory):

@@ -1,10 +1,11 @@
 """Where a rank's part of a tensor lies in the whole, and which rank's copy of a part counts.
 
-Owns: arithmetic of torch's placements, for tensors that FSDP cuts by rows and tensor parallelism by rows or columns. Moves nothing,
-but for `by_rows`. Does not own: how models are cut (`sharding.py`, `tensor_parallel.py`).
+Owns: arithmetic of torch's placements, for tensors that FSDP cuts by rows, tensor parallelism by rows or columns, expert parallelism by
+experts, which are rows of a stack. Moves nothing, but for `by_rows`. Does not own: how models are cut (`sharding.py`, `tensor_parallel.py`,
+`expert_parallel.py`).
 
-FSDP cuts what tensor parallelism has left: of a tensor that both cut by rows each rank has one piece of consecutive rows, and the pieces
-of a tensor group's rank follow each other. Of one that the latter cuts by columns it has a block.
+FSDP cuts what the others have left: of a tensor that both cut by rows each rank has one piece of consecutive rows, and the pieces of one
+place in a group follow each other. Of a tensor that is cut by columns a rank has a block.
 """
 
 from collections.abc import Sequence

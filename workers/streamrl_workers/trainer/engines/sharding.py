@@ -6,7 +6,8 @@ are collectives: every rank calls them in the same order.
 
 - Rank 0 opens torch's store on a free port and tells the others by their link, so the job's rendezvous port stays with these.
 - Mesh: dimensions `replicate`, `shard`, `tensor`; the last changes fastest (docs/decisions/0092-mesh-of-ranks.md). With replicas a
-  gradient is summed over the shards of one, and each shard of the sum over the replicas. Context groups are parts of `shard`.
+  gradient is summed over the shards of one, and each shard of the sum over the replicas.
+  Context groups and expert groups are parts of `shard`; a second mesh has the latter as a dimension.
 - Shards: a transformer block is gathered when it is needed, and dropped again, also behind the forward pass and also the root's
   tensors (embeddings, head): a forward pass without backward would else leave them as they were before the next update.
 - Number formats: float32 weights and optimiser always; with BF16 the passes and the published weights are bfloat16. FSDP does it, with
@@ -26,6 +27,7 @@ import socket
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -43,6 +45,7 @@ from streamrl.keys import ENV_LOCAL_RANK
 from streamrl.spec.training import NumberFormat, Parallelism, Trainer
 from streamrl_workers.trainer.engines.blocks import copies_of, part_of
 from streamrl_workers.trainer.engines.engine import RankEnvironment
+from streamrl_workers.trainer.engines.expert_parallel import EXPERT, check_experts, cut_experts, stacks_of
 from streamrl_workers.trainer.engines.tensor_parallel import TENSOR, cut_model
 
 
@@ -58,6 +61,7 @@ def shard_first(
     *,
     mesh: DeviceMesh,
     tensor: DeviceMesh | None = None,
+    experts: DeviceMesh | None = None,
     compute: torch.dtype | None,
     reduce: torch.dtype = torch.float32,
     offload: bool,
@@ -65,12 +69,15 @@ def shard_first(
     """Shard in place, with the weights that rank 0 has; the others need none, and wait while it loads them. A collective.
 
     `tensor`: the mesh of this rank's tensor group; its ranks cut the layers before these are sharded over `mesh`.
+    `experts`: the mesh of `expert_mesh`, of which groups divide experts.
     """
+    if experts is not None:
+        check_experts(model, ranks=experts[EXPERT].size())
     group = dist.new_group(timeout=timedelta(seconds=START_S))
     whole = [one.detach() for one in _lasting(model)] if rank_of() == 0 else None
     if tensor is not None and tensor.size() > 1:
         cut_model(model, mesh=tensor)
-    shard(model, mesh=mesh, compute=compute, reduce=reduce, offload=offload)
+    shard(model, mesh=mesh, experts=experts, compute=compute, reduce=reduce, offload=offload)
     for number, lasting in enumerate(_lasting(model)):
         part = local(lasting.detach())
         given = torch.empty(lasting.shape, dtype=part.dtype, device=part.device) if whole is None else whole[number]
@@ -87,7 +94,13 @@ def _lasting(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def shard(
-    model: torch.nn.Module, *, mesh: DeviceMesh, compute: torch.dtype | None, reduce: torch.dtype, offload: bool
+    model: torch.nn.Module,
+    *,
+    mesh: DeviceMesh,
+    experts: DeviceMesh | None = None,
+    compute: torch.dtype | None,
+    reduce: torch.dtype,
+    offload: bool,
 ) -> None:
     """Shard in place, block by block. `compute`: format of passes, None = that of the weights; `reduce`: of the sums over ranks.
 
@@ -96,14 +109,18 @@ def shard(
     """
     for part in model.children():
         if isinstance(part, type(model)):
-            shard(part, mesh=mesh, compute=compute, reduce=reduce, offload=offload)
-    settings: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": True}
-    if compute is not None:
-        settings["mp_policy"] = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
+            shard(part, mesh=mesh, experts=experts, compute=compute, reduce=reduce, offload=offload)
+    policy = MixedPrecisionPolicy() if compute is None else MixedPrecisionPolicy(compute, reduce)
+    settings: dict[str, Any] = {"reshard_after_forward": True}
     if offload:
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    if experts is not None:
+        for stack in stacks_of(model):  # layer by layer: half of a large model may not fit on the device
+            cut_experts(stack, mesh=experts[EXPERT])
+            own = replace(policy, cast_forward_inputs=False)  # weights of a token's experts stay as the model made them
+            fully_shard(stack, mesh=fsdp_mesh(experts), mp_policy=own, **settings)
     for module in (*blocks_of(model), model):
-        fully_shard(module, **settings)
+        fully_shard(module, mesh=mesh, mp_policy=policy, **settings)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -213,8 +230,7 @@ def join_group(
         device_id=device if device.type == "cuda" and not offload else None,
     )
     mesh = _create_mesh(device, parallelism=parallelism)
-    for dimension in _DIMENSIONS:
-        _set_pg_timeout(timeout, mesh.get_group(dimension))  # torch gives groups of a mesh its own default
+    _limit(mesh, timeout=timeout)
     return mesh
 
 
@@ -238,6 +254,20 @@ def _create_mesh(device: torch.device, *, parallelism: Parallelism) -> DeviceMes
     replicate, tensor = parallelism.replicate, parallelism.tensor
     shape = (replicate, dist.get_world_size() // (replicate * tensor), tensor)
     return init_device_mesh(device.type, shape, mesh_dim_names=_DIMENSIONS)
+
+
+def expert_mesh(mesh: DeviceMesh, *, experts: int, timeout_s: float) -> DeviceMesh:
+    """Return the mesh of all ranks in which those of `shard` that follow each other are groups of `experts` ranks. A collective."""
+    shape = (mesh["replicate"].size(), mesh["shard"].size() // experts, experts)
+    divided = init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replicate", "shard", EXPERT))
+    _limit(divided, timeout=group_timeout(timeout_s, device=torch.device(mesh.device_type)))
+    return divided
+
+
+def _limit(mesh: DeviceMesh, *, timeout: timedelta) -> None:
+    """Give the groups of a mesh the job's timeout: torch gives them its own."""
+    for dimension in mesh.mesh_dim_names or ():
+        _set_pg_timeout(timeout, mesh.get_group(dimension))
 
 
 def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:

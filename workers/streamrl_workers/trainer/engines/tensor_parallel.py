@@ -42,7 +42,7 @@ def cut_model(model: torch.nn.Module, *, mesh: DeviceMesh) -> None:
 
     `mesh`: of the tensor group. Names of tensors stay as they are. Raises UserError as `check_cut`.
     """
-    for _, part in _parts(model):
+    for _, part in parts_of(model):
         plan = check_cut(part, ranks=mesh.size())
         styles = {name: _STYLES[style][0]() for name, style in plan.items() if style != _PARTIAL}
         parallelize_module(part, mesh, styles, src_data_rank=None)
@@ -52,7 +52,7 @@ def cut_model(model: torch.nn.Module, *, mesh: DeviceMesh) -> None:
 def check_cut(model: PreTrainedModel, *, ranks: int) -> dict[str, str]:
     """Return the style of each layer that is cut. Raises UserError: the family cannot be cut, or not into so many parts."""
     family, config = model.config.model_type, model.config.get_text_config(decoder=True)
-    plan = {name: style for name, style in model.tp_plan.items() if any(_matching(model, name))}
+    plan = {name: style for name, style in model.tp_plan.items() if any(matching(model, name))}
     unknown = sorted(set(plan.values()) - {*_STYLES, _PARTIAL})
     if "rowwise" not in plan.values() and "rowwise_split_input" not in plan.values():
         raise _refused(f"must be 1 for models of the family {family}, which has no plan for it", got=ranks)
@@ -63,7 +63,7 @@ def check_cut(model: PreTrainedModel, *, ranks: int) -> dict[str, str]:
         if count and count % ranks:
             raise _refused(f"must divide the model's {heads}, {count}", got=ranks)
     for name, style in plan.items():
-        for layer, module in _matching(model, name) if style != _PARTIAL else ():
+        for layer, module in matching(model, name) if style != _PARTIAL else ():
             size = module.get_parameter("weight").shape[_STYLES[style][1]]
             if size % ranks:
                 raise _refused(f"must divide the size of {layer}, {size}", got=ranks)
@@ -80,10 +80,10 @@ def partial_gradients(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Return the trained parameters of a cut model whose gradients are a part on each rank of a tensor group."""
     names = {
         f"{prefix}{layer}"
-        for prefix, part in _parts(model)
+        for prefix, part in parts_of(model)
         for name, style in part.tp_plan.items()
         if style == _PARTIAL
-        for layer, _ in _matching(part, name)
+        for layer, _ in matching(part, name)
     }
     return [p for name, p in model.named_parameters() if p.requires_grad and name.rpartition(".")[0] in names]
 
@@ -98,16 +98,16 @@ def sum_partial(gradients: Sequence[torch.Tensor], *, group: dist.ProcessGroup |
         gradient.copy_(total.view_as(gradient))
 
 
-def _parts(model: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, PreTrainedModel]]:
+def parts_of(model: torch.nn.Module, prefix: str = "") -> Iterator[tuple[str, PreTrainedModel]]:
     """Yield the models of transformers in a model, the outermost ones, with the prefix of their names."""
     if isinstance(model, PreTrainedModel):
         yield prefix, model
         return
     for name, child in model.named_children():
-        yield from _parts(child, f"{prefix}{name}.")
+        yield from parts_of(child, f"{prefix}{name}.")
 
 
-def _matching(model: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
+def matching(model: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
     """Yield the modules that a plan names; `*` stands for one part of a name."""
     pattern = re.compile(re.escape(name).replace(r"\*", r"[^.]+"))
     return ((found, module) for found, module in model.named_modules() if pattern.fullmatch(found))

@@ -284,6 +284,7 @@ def build_models(
     _check_switch(model_path, algorithm=algorithm, frozen_path=frozen_path)
     if mesh is None and trainer.sharded:
         mesh = mesh_of_one(device)
+    experts = _expert_mesh(trainer, mesh=mesh)
     torch.manual_seed(spec.seed)
     load_whole = load_model if rank_of() == 0 else load_empty  # the others get theirs as they are sharded
     packed = _is_packed(trainer, paths=[path for path in (model_path, frozen_path) if path is not None], device=device)
@@ -303,11 +304,11 @@ def build_models(
             critic = UtteranceValueModel.of(load(model_path))
         else:
             critic = ValueModel.of(_tuned(load(model_path), trainer=trainer))
-        _finish(critic, trainer=trainer, device=device, mesh=mesh)
+        _finish(critic, trainer=trainer, device=device, mesh=mesh, experts=experts)
     if frozen_path is not None:
         reference = frozen(copy := load(frozen_path))
         answer_logprobs(copy)
-        _finish(copy, trainer=trainer, device=device, mesh=mesh, trained=False)
+        _finish(copy, trainer=trainer, device=device, mesh=mesh, experts=experts, trained=False)
     if trainer.lora is not None:
         from streamrl_workers.models.lora import add_adapters  # peft is loaded where it is asked for
         from streamrl_workers.trainer.engines.lora import adapters_off
@@ -315,7 +316,7 @@ def build_models(
         add_adapters(model, trainer.lora)
         if frozen_path is None and algorithm.reference_kl is not None and trainer.reference is None:
             reference = partial(adapters_off, model)
-    _finish(model, trainer=trainer, device=device, mesh=mesh)
+    _finish(model, trainer=trainer, device=device, mesh=mesh, experts=experts)
     tokenizer = load_tokenizer(model_path)
     context = None
     if mesh is not None:
@@ -329,6 +330,14 @@ def build_models(
         critic=critic,
         context=context,
     )
+
+
+def _expert_mesh(trainer: Trainer, *, mesh: DeviceMesh | None) -> DeviceMesh | None:
+    """Return the mesh with expert groups; None: each rank computes all experts."""
+    experts = trainer.parallelism.expert
+    if mesh is None or experts == 1:
+        return None
+    return sharding.expert_mesh(mesh, experts=experts, timeout_s=trainer.rank_timeout_seconds)
 
 
 def _check_switch(model_path: str, *, algorithm: Algorithm, frozen_path: str | None) -> None:
@@ -390,7 +399,13 @@ def frozen(model: PreTrainedModel) -> Reference:
 
 
 def _finish(
-    model: torch.nn.Module, *, trainer: Trainer, device: torch.device, mesh: DeviceMesh | None, trained: bool = True
+    model: torch.nn.Module,
+    *,
+    trainer: Trainer,
+    device: torch.device,
+    mesh: DeviceMesh | None,
+    experts: DeviceMesh | None,
+    trained: bool = True,
 ) -> None:
     """In place: what makes a loaded model one that this rank computes with."""
     dtype = sharding.published_dtype(trainer.number_format)
@@ -405,6 +420,7 @@ def _finish(
             model,
             mesh=fsdp_mesh(mesh),
             tensor=mesh[TENSOR],
+            experts=experts,
             compute=compute,
             reduce=reduce,
             offload=trainer.cpu_offload,
