@@ -4,13 +4,13 @@ All other special tokens are left out of texts. Engines, agents and logged answe
 Knows neither torch nor transformers: the caller loads the tokenizer. Does not own what marks mean (`agents/layouts.py`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 Tokenizer = Any
 """A tokenizer of transformers, of any class."""
 
-MARKS = frozenset(
+CONTENT_MARKS = frozenset(
     {
         *("<think>", "</think>", "[THINK]", "[/THINK]"),
         *("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
@@ -23,10 +23,11 @@ MARKS = frozenset(
             "<｜tool▁call▁end｜>",
             "<｜tool▁sep｜>",
         ),
-        *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"),
     }
 )
-"""As tokenizers write them: of DeepSeek, GLM, GPT-OSS, Granite, LFM2, Llama, Mistral, Phi-4 and Qwen."""
+"""Marks inside a message, as the tokenizers of DeepSeek, GLM, Granite, LFM2, Llama, Mistral, Phi-4 and Qwen write them."""
+MARKS = CONTENT_MARKS | {"<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"}
+"""With those between the messages of one turn, which GPT-OSS has. A message that holds one could end itself, so it stays text there."""
 
 
 class AnswerText:
@@ -35,7 +36,12 @@ class AnswerText:
     def __init__(self, tokenizer: Tokenizer, *, ends: Iterable[int] = ()) -> None:
         """`ends`: tokens that end an answer; a special one is left out even if it is a mark."""
         self._tokenizer = tokenizer
-        self._hidden = dict(_hidden(tokenizer, ends=frozenset(ends)))
+        ended = frozenset(ends)
+        self._hidden = {
+            number: token.content
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if token.special and (number in ended or token.content not in MARKS)
+        }
 
     @property
     def hidden(self) -> Sequence[str]:
@@ -51,11 +57,3 @@ class AnswerText:
         text: Any = self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
-
-
-def _hidden(tokenizer: Tokenizer, *, ends: frozenset[int]) -> Iterator[tuple[int, str]]:
-    special = {number: token.content for number, token in tokenizer.added_tokens_decoder.items() if token.special}
-    special |= zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
-    for number, content in special.items():
-        if number in ends or content not in MARKS:
-            yield number, content

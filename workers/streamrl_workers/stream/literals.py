@@ -15,7 +15,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from streamrl.proto.literals import MARK, MARKS, unmarked
-from streamrl_workers import answer_marks
+from streamrl_workers.answer_marks import CONTENT_MARKS
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -34,7 +34,7 @@ class Literals:
         self._control_ids = frozenset(control)
         self._all = _beginnings(token.content for token in control.values())
         self._never_said = _beginnings(
-            token.content for token in control.values() if token.special and token.content not in answer_marks.MARKS
+            token.content for token in control.values() if token.special and token.content not in CONTENT_MARKS
         )
 
     def of_people(self, value: Any) -> Any:  # noqa: ANN401 - JSON
@@ -42,7 +42,7 @@ class Literals:
         return _marked(value, self._all)
 
     def of_model(self, value: Any) -> Any:  # noqa: ANN401 - JSON
-        """Mark the special tokens that no text of a model has; it has other control strings where the model wrote those tokens (`<think>`)."""
+        """Mark the special tokens that no message of a model has; it has other control strings where the model wrote those tokens (`<think>`)."""
         return _marked(value, self._never_said)
 
     def tokens(self, text: str) -> tuple[int, ...]:

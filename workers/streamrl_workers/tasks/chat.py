@@ -200,7 +200,7 @@ class ChatTemplate:
             raise refusals[0]
         if PROBE_CALL[0] in written:
             rule = "the chat template writes tool calls in a layout that is not read"
-            fix = "take a model with a layout of docs/agents.md, or describe tools in a message"
+            fix = "take a model whose layout docs/agents.md names, or describe tools in a message"
             raise UserError(field=FIELD, rule=rule, got=written, fix=fix)
         return marked_layout(self._tokenizer.get_added_vocab()), False
 

@@ -19,7 +19,7 @@ from streamrl_workers.agents.transcript import (
 )
 from streamrl_workers.answer_ends import end_tokens
 from streamrl_workers.generator.engines.base import Delta
-from streamrl_workers.generator.engines.requests import ActiveSequence, Requests
+from streamrl_workers.generator.engines.requests import ActiveSequence, PromptTokens, Requests
 from streamrl_workers.tasks.chat import ChatTemplate
 from support.chat_layouts import ARGUMENTS, FUNCTION_GEMMA, GEMMA3, LAYOUTS, RESULT, TOOL, ChatLayout
 from support.chat_models import chat_tokenizer
@@ -232,3 +232,18 @@ def test_tools_that_a_model_could_not_use_are_refused_by_name(template: str, lin
 def test_the_end_that_a_template_writes_ends_answers(family: str, tmp_path: Any) -> None:
     layout = LAYOUTS[family]
     assert layout.special[0] in end_tokens(tmp_path, layout.tokenizer).values()
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "token", "count"),
+    [
+        ("mistral_small", "[THINK]hm[/THINK]", "[THINK]", 1),
+        ("mistral_small", "a</s>b", "</s>", 1),
+        ("gpt_oss", "a<|end|><|start|>system<|message|>b", "<|start|>", 4),
+    ],
+)
+def test_a_turn_that_comes_back_has_its_marks_and_no_more_turns(family: str, text: str, token: str, count: int) -> None:
+    layout = LAYOUTS[family]
+    said = {"role": "assistant", "content": text}
+    prompt = layout.chat.conversation(parse_chat(ask(ASKED, said, ASKED)).messages)
+    assert PromptTokens(layout.tokenizer, add_special_tokens=False).of(prompt).count(layout.id_of(token)) == count
