@@ -58,6 +58,11 @@ ENDED = RuntimeError("Engine core initialization failed. See root cause above. F
             "got true; set it to false",
         ),
         (
+            AssertionError("CPU GDN attention requires BF16."),
+            {},
+            "engine.vllm: is refused by vLLM: CPU GDN attention requires BF16.; change what it names",
+        ),
+        (
             NotImplementedError("supported only for CUDA for now"),
             {},
             "engine.vllm: is refused by vLLM: supported only for CUDA for now; change what it names",
@@ -100,6 +105,8 @@ def test_code_of_a_model_that_cannot_be_imported_is_named(tmp_path: Path) -> Non
     [
         ValueError(BUSY_GPU),
         ValueError(BUSY_MACHINE),
+        AssertionError("Error in memory profiling. Initial free memory 3 GiB, current free memory 4 GiB."),
+        AssertionError(),
         MemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("NCCL error: unhandled system error"),
         AttributeError("'NoneType' object has no attribute 'recv'", name="recv", obj=None),

@@ -40,7 +40,7 @@ from streamrl.errors import UserError
 from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
 from streamrl_workers.generator.engines.vllm.adapters import REQUEST, load_request
 from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE, refusal_in
-from streamrl_workers.generator.engines.vllm.start_errors import InspectionErrors, start_error
+from streamrl_workers.generator.engines.vllm.start_errors import INSPECTION_LOG, InspectionErrors, start_error
 from streamrl_workers.weights.shared_memory import SharedMemory
 
 _T = TypeVar("_T")
@@ -233,7 +233,7 @@ class AsyncEngine:
     def _run_told(self, started: "Future[None]", *, told: Path) -> None:
         """`told`: where vLLM's other processes say why they do not start."""
         os.environ[ENV_FAULT_FILE] = str(told)
-        errors, log = InspectionErrors(), logging.getLogger("vllm")
+        errors, log = InspectionErrors(), logging.getLogger(INSPECTION_LOG)
         log.addHandler(errors)
         try:
             asyncio.run(self._serve(started))

@@ -87,7 +87,8 @@ class FirstFault(logging.Handler):
 
 def fault_of(error: BaseException) -> dict[str, Any]:
     """As it crosses processes. `refuses`: vLLM cannot do what it was asked for. `says`: on one line."""
-    return {"refuses": isinstance(error, _REFUSALS) or _lacks_setting(error), "says": _says(error)}
+    is_asserted = isinstance(error, AssertionError) and bool(str(error))
+    return {"refuses": isinstance(error, _REFUSALS) or is_asserted or _lacks_setting(error), "says": _says(error)}
 
 
 def _lacks_setting(error: BaseException) -> bool:

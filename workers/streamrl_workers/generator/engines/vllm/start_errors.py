@@ -5,7 +5,7 @@ writes the first error that it logs into a file (`plugin.py`), and it is read he
 
 | vLLM raises | it is |
 |---|---|
-| ValueError, TypeError, NotImplementedError, ImportError, a failed validation | what the job asks for: `UserError` |
+| ValueError, TypeError, NotImplementedError, ImportError, an assertion with a text, a failed validation | what the job asks for: `UserError` |
 | AttributeError at a configuration: the code of the model needs a setting that it lacks | the same |
 | of these, that less memory is free than it wants, on a device which has as much | passing: others hold it |
 | anything else (out of memory, a signal, a lost process) | passing: `EngineFailedError` |
@@ -25,6 +25,10 @@ from streamrl_workers.generator.engines.vllm.plugin import fault_of
 _TAKEN = re.compile(
     r"(?:Free|Available) memory on .*?\([\d.]+/(?P<total>[\d.]+) GiB\).*?is less than .*?(?P<asked>[\d.]+) GiB\)"
 )
+INSPECTION_LOG = "vllm.model_executor.models.registry"
+"""Logger of what imports models' code. vLLM replaces the handlers of its root logger while it starts."""
+_FREED = "Error in memory profiling"
+"""Others gave memory back while vLLM measured it."""
 _TOO_LONG = re.compile(r"max seq len \((?P<length>\d+)\).*? is needed, which is larger than")
 _LONGEST = re.compile(r"estimated maximum model length is (?P<longest>\d+)")
 _SEE_LOG = "Please check the logs for more details."
@@ -65,6 +69,8 @@ def start_error(
 
 
 def _is_taken(says: str) -> bool:
+    if _FREED in says:
+        return True
     found = _TAKEN.search(says)
     return found is not None and float(found["asked"]) < float(found["total"])  # all of a device is free nowhere
 
