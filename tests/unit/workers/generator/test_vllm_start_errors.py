@@ -8,7 +8,7 @@ import pytest
 from streamrl.errors import UserError
 from streamrl_workers.generator.engines.base import EngineFailedError
 from streamrl_workers.generator.engines.vllm.plugin import FirstFault
-from streamrl_workers.generator.engines.vllm.start_errors import InspectionErrors, start_error
+from streamrl_workers.generator.engines.vllm.start_errors import start_error
 
 TOO_LONG = (
     "To serve at least one request with the model's max seq len (32768), (7.0 GiB KV cache is needed, which is larger than the available KV cache "
@@ -86,18 +86,6 @@ def test_what_a_person_must_change(
         became = start_error(raised, told=told, arguments=arguments)
         assert isinstance(became, UserError)
         assert became.lines == [line]
-
-
-def test_code_of_a_model_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
-    """vLLM tries it in a process of its own, logs what that wrote, and raises that the log has it."""
-    log, errors = logging.Logger("vllm"), InspectionErrors()
-    log.addHandler(errors)
-    raised = RuntimeError("Error raised in subprocess:\nTraceback\nModuleNotFoundError: No module named 'vision'\n")
-    log.error("Error in inspecting model architecture", exc_info=raised)
-    error = ValueError("Model architectures ['A'] failed to be inspected. Please check the logs for more details.")
-    became = start_error(error, told=tmp_path / "nobody", arguments={}, logged=errors.last)
-    cause = "Model architectures ['A'] failed to be inspected. ModuleNotFoundError: No module named 'vision'"
-    assert str(became) == f"engine.vllm: is refused by vLLM: {cause}; change what it names"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from streamrl.errors import UserError
 from streamrl_workers.generator.engines.base import EngineFailedError, KvLoad
 from streamrl_workers.generator.engines.vllm.adapters import REQUEST, load_request
 from streamrl_workers.generator.engines.vllm.plugin import ENV_FAULT_FILE, refusal_in
-from streamrl_workers.generator.engines.vllm.start_errors import INSPECTION_LOG, InspectionErrors, start_error
+from streamrl_workers.generator.engines.vllm.start_errors import start_error
 from streamrl_workers.weights.shared_memory import SharedMemory
 
 _T = TypeVar("_T")
@@ -233,16 +233,12 @@ class AsyncEngine:
     def _run_told(self, started: "Future[None]", *, told: Path) -> None:
         """`told`: where vLLM's other processes say why they do not start."""
         os.environ[ENV_FAULT_FILE] = str(told)
-        errors, log = InspectionErrors(), logging.getLogger(INSPECTION_LOG)
-        log.addHandler(errors)
         try:
             asyncio.run(self._serve(started))
         except Exception as error:
             if started.done():
                 raise
-            raise start_error(error, told=told, arguments=vars(self._args), logged=errors.last) from error
-        finally:
-            log.removeHandler(errors)
+            raise start_error(error, told=told, arguments=vars(self._args)) from error
 
     async def _serve(self, started: "Future[None]") -> None:
         self._loop = asyncio.get_running_loop()

@@ -12,7 +12,6 @@ writes the first error that it logs into a file (`plugin.py`), and it is read he
 """
 
 import json
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,44 +24,24 @@ from streamrl_workers.generator.engines.vllm.plugin import fault_of
 _TAKEN = re.compile(
     r"(?:Free|Available) memory on .*?\([\d.]+/(?P<total>[\d.]+) GiB\).*?is less than .*?(?P<asked>[\d.]+) GiB\)"
 )
-INSPECTION_LOG = "vllm.model_executor.models.registry"
-"""Logger of what imports models' code. vLLM replaces the handlers of its root logger while it starts."""
 _FREED = "Error in memory profiling"
 """Others gave memory back while vLLM measured it."""
 _TOO_LONG = re.compile(r"max seq len \((?P<length>\d+)\).*? is needed, which is larger than")
 _LONGEST = re.compile(r"estimated maximum model length is (?P<longest>\d+)")
-_SEE_LOG = "Please check the logs for more details."
 _NO_SHARING = "required for mamba cache mode"
 _NO_ROOM = "No available memory for the cache blocks"
 
 
-class InspectionErrors(logging.Handler):
-    """Keeps why vLLM could not import a model's code: a process of its own tries that, and only the log has what it raised."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.last = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the last line of what the process wrote."""
-        if record.exc_info and (lines := str(record.exc_info[1]).split("\n")):
-            self.last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def start_error(
-    error: Exception, *, told: Path, arguments: Mapping[str, Any], logged: str = ""
-) -> UserError | EngineFailedError:
+def start_error(error: Exception, *, told: Path, arguments: Mapping[str, Any]) -> UserError | EngineFailedError:
     """What became of the start.
 
     Args:
         error: what vLLM raised in this process.
         told: the file in which its other processes may have said more.
         arguments: that vLLM was started with.
-        logged: the cause, if `error` says that the log has it.
     """
     fault = json.loads(told.read_text(encoding="utf-8")) if told.exists() else fault_of(error)
     says = str(fault["says"])
-    says = says.replace(_SEE_LOG, logged) if logged else says
     if not fault["refuses"] or _is_taken(says):
         return EngineFailedError(f"vLLM does not start; its own lines above say why: {says}")
     return _user_error(says, arguments=arguments)
