@@ -1,6 +1,7 @@
 """Programs in the real task pool, most of them OpenAI's own client, unchanged; what one does harms no other."""
 
 import asyncio
+import json
 import resource
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from streamrl.errors import UserError
 from streamrl.keys import ENV_MODEL_PATH
 from streamrl_workers.tasks.values import Score, ScoreSample
 from support.agent_pools import SEVERAL_TURNS, Sample, agents, begun, hosts
+from support.chat_layouts import LAYOUTS
 from support.chat_models import END, TOOL_TEMPLATE, chat_tokenizer, save_tokenizer
 from support.runs import wait_for
 from support.task_pools import fork_servers, wait_ended
@@ -91,6 +93,32 @@ async def test_a_call_in_a_thought_is_carried_out_where_the_job_says_so(
     async with agents(tmp_path, WITH_TOOLS, chat={}, callsInThoughts=allowed) as pool:
         answer = await (await begun(pool)).say(f"<think>{CALL % '1, 2'}</think>")
         assert answer.done != allowed
+
+
+THINKING = f"""
+message = ask(tools=[{TOOL!r}]).choices[0].message
+earn(float(message.reasoning_content == "hm" and not message.content))
+messages.append(message)
+messages.append({{"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "3"}})
+earn(float(ask(tools=[{TOOL!r}]).choices[0].message.content == "done"))
+"""
+
+
+async def test_a_model_that_thinks_and_calls_in_channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GPT-OSS does. Its template writes another end than its model, and a tool's answer only after a call."""
+    layout = LAYOUTS["gpt_oss"]
+    layout.tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model/generation_config.json").write_text(json.dumps({"eos_token_id": list(layout.end_tokens)}))
+    monkeypatch.setenv(ENV_MODEL_PATH, str(tmp_path / "model"))
+    async with agents(tmp_path, THINKING, chat={}) as pool:
+        sample = await begun(pool)
+        sample.end = layout.id_of("<|call|>")
+        call = '<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"of": [3]}'
+        followed = await sample.say(f"<|channel|>analysis<|message|>hm<|end|>{call}")
+        role = "<|start|>functions.add to=assistant<|channel|>commentary"
+        assert followed.observation == f'{role}<|message|>"3"<|end|><|start|>assistant'
+        last = await sample.say("<|channel|>final<|message|>done")
+        assert (followed.reward, last.reward, last.done, last.error) == (1.0, 1.0, True, "")
 
 
 STREAMED = """

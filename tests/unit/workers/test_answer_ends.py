@@ -74,9 +74,9 @@ def test_the_end_of_turn_is_what_the_template_writes_after_an_answer(
 def test_turns_of_a_conversation_end_as_answers_do(template: str, tmp_path: Path) -> None:
     speaking_tokenizer(template=template).save_pretrained(tmp_path)
     chat = open_chat(Chat(), model_path=str(tmp_path))
-    assert [number for number in range(len(WORDS)) if chat.ends_turn(number)] == [0, 2]
-    assert END not in chat.observation("!", ended=True).partition("!")[0]
-    assert START not in (chat.observation("!", ended=False).partition(END)[0])
+    assert [number for number in range(len(WORDS)) if number in chat.ends] == [0, 2]
+    assert END not in chat.observation("!", end=END).partition("!")[0]
+    assert START not in (chat.observation("!", end="").partition(END)[0])
 
 
 def test_it_needs_neither_torch_nor_transformers() -> None:

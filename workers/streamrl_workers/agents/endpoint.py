@@ -160,6 +160,8 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 def _chat_reply(ask: Ask, answer: Answer) -> Reply:
     message: dict[str, Any] = {"role": "assistant", "content": answer.content}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
         message["content"] = answer.content or None
         message["tool_calls"] = [call_json(call) for call in answer.tool_calls]

@@ -77,8 +77,8 @@ class Play:
     turns: Sequence[Turn]
     observations: Sequence[Reading]
     """What followed each turn but the last."""
-    ended: bool
-    """Whether the last turn ended with the model's end token."""
+    end: str
+    """The end token of the last turn; "" if the turn ended otherwise."""
 
 
 def open_agents(
@@ -225,8 +225,8 @@ class AgentHost:
         session.heard = digest_of([turn.text for turn in play.turns])
         self._keep(self._idle, play.key, session)
         text = reading.text
-        if play.ended and not reading.context:
-            text = self._source.template.without_end(text)
+        if play.end and not reading.context:
+            text = self._source.template.without_end(text, end=play.end)
         return StepResult(observation=text, reward=reward, done=False, context=reading.context)
 
     async def _session(self, item: AgentItem, play: Play, *, begun: Begun, apart: bool) -> AgentSession:
@@ -269,7 +269,9 @@ class AgentHost:
         """Whether a request has the model read what it read `before`, maybe without the end of its turn."""
         if reading.context or before.context:
             return reading == before
-        return before.text in (reading.text, self._source.template.without_end(reading.text))
+        template = self._source.template
+        ended = {template.without_end(reading.text, end=end) for end in template.ends.values()}
+        return before.text in ended | {reading.text}
 
     async def _answered(self, session: AgentSession, turn: Turn, *, begun: Begun) -> Reading | None:
         """Give the program a turn of the model; what follows it. A session whose program fails has ended."""

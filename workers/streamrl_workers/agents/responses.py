@@ -23,7 +23,7 @@ from streamrl_workers.agents.transcript import Answer, Ask, BadRequestError, cha
 _WHOLE = "nothing is stored: send the whole conversation as input"
 _REFUSED = {"previous_response_id": _WHOLE, "conversation": _WHOLE, "prompt": _WHOLE, "background": "ask and wait"}
 _TEXTS = ("input_text", "output_text", "text")
-_OWN_ID = re.compile(r"msg_(\d+)|call_(\d+)_\d+")
+_OWN_ID = re.compile(r"msg_(\d+)|c(\d{4})\d{4,}")
 """Of a message or a call; with its turn."""
 
 Item = dict[str, Any]
@@ -89,7 +89,7 @@ def _add(messages: list[Item], item: object, place: str) -> None:
 def _belongs(call_id: str, message: Item) -> bool:
     """Whether a call is the message's."""
     found = [_OWN_ID.fullmatch(str(given)) for given in (call_id, message.get("id"))]
-    turns = {own[1] or own[2] for own in found if own}
+    turns = {int(own[1] or own[2]) for own in found if own}
     return message["role"] == "assistant" and len(turns) < len(found)
 
 

@@ -24,7 +24,7 @@ from streamrl_workers.agents.transcript import (
     EditedError,
     MessageTemplate,
     Reading,
-    ToolsIgnoredError,
+    ToolsRefusedError,
     Transcript,
     Turn,
 )
@@ -149,7 +149,7 @@ class AgentSession:
         except EditedError as error:
             self._following.set_exception(error)
             raise BadRequestError(str(error), code="history_edited") from None
-        except ToolsIgnoredError as error:
+        except ToolsRefusedError as error:
             self._following.set_exception(error.user_error)
             raise
         if self._transcript.answers:
@@ -210,7 +210,7 @@ class AgentSession:
         Raises:
             AgentError: it has ended badly, or does nothing.
             EditedError: it has asked something else than a continuation, and no branch is trained.
-            UserError: it has sent tools, and the chat template ignores them.
+            UserError: it has sent tools, and the model cannot use them by its chat template.
         """
         limit_s = self._source.spec.timeout_seconds
         try:

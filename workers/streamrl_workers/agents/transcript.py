@@ -1,9 +1,7 @@
 """What a program's requests say to the model, and what the model's text says to the program. Pure.
 
-Owns: which requests are understood, whether one continues those before it, the text that it adds, and tool calls in the model's
-text (`<tool_call>{"name": …, "arguments": …}</tool_call>`, as Hermes and Qwen write them). Does not tokenize, does not wait.
-
-A call within `<think>…</think>` stays text, unless the job says otherwise. Arguments are JSON: no `NaN`, no number beyond a double.
+Owns: which requests are understood, whether one continues those before it, and the text that it adds. Does not tokenize, does not
+wait, does not know how models write tool calls (`layouts.py`). Arguments are JSON: no `NaN`, no number beyond a double.
 
 Invariant: a request that continues begins with the messages of the one before and with the answer as it was given. What stands
 behind follows the tokens that were sampled, so nothing that the model wrote is tokenized again. Any other request begins a new
@@ -13,24 +11,23 @@ context, of which all is text (docs/decisions/0060-branches.md). Messages are ke
 import contextlib
 import hashlib
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal, Protocol
 
 from streamrl.errors import UserError, shorten
+from streamrl_workers.agents.json_values import check_text, parsed
+from streamrl_workers.agents.layouts import Layout, TurnParts, read_channels
 from streamrl_workers.rewards.registry import BadValueError
 
 BAD_REQUEST = 400
-MAX_DEPTH = 100
-"""Maximum levels of a request's JSON, and of a call's arguments."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """A request's -> the template's."""
 _THINK = "<think>"
-_TOOL_CALL = re.compile(r"<tool_call>(?P<call>.*?)</tool_call>", re.DOTALL)
-_CALL_OR_THOUGHT = re.compile(rf"{_TOOL_CALL.pattern}|{_THINK}.*?(?:</think>|\Z)", re.DOTALL)
+_REASONING = ("reasoning_content", "thinking")
+"""Names by which templates read the thoughts of an earlier turn."""
 _REFUSED = {
     "logprobs": (None, False),
     "echo": (None, False),
@@ -53,16 +50,19 @@ class BadRequestError(ValueError):
         self.status, self.param, self.code = status, param, code
 
 
-class ToolsIgnoredError(BadRequestError):
-    """A request whose tools the chat template does not show to the model."""
+class ToolsRefusedError(BadRequestError):
+    """A request with tools that the model could not use by its chat template."""
 
-    def __init__(self) -> None:
-        self.user_error = UserError(
-            field="spec.task.chat",
-            rule="the tokenizer's chat template ignores tools, and the agent's request has some",
-            fix="take a model whose template renders tools, or describe them in a message",
-        )
-        super().__init__(str(self.user_error), param="tools")
+    def __init__(self, error: UserError) -> None:
+        self.user_error = error
+        super().__init__(str(error), param="tools")
+
+
+_TOOLS_IGNORED = UserError(
+    field="spec.task.chat",
+    rule="the tokenizer's chat template ignores tools, and the agent's request has some",
+    fix="take a model whose template renders tools, or describe them in a message",
+)
 
 
 class EditedError(BadValueError):
@@ -72,18 +72,35 @@ class EditedError(BadValueError):
 class MessageTemplate(Protocol):
     """How messages become text: a model's chat template, or plainly."""
 
+    @property
+    def ends(self) -> Mapping[int, str]:
+        """Tokens that end a turn of the model, each with its text."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the model writes calls. Raises `UserError` if that is not known."""
+
     def conversation(self, messages: Sequence[Message], *, tools: Sequence[Message] = ()) -> str:
         """The messages of a conversation that begins, and the beginning of the model's."""
 
-    def continuation(self, messages: Sequence[Message], *, tools: Sequence[Message] = ()) -> str:
-        """What follows a turn of the model that has not ended: its end, the messages, the beginning of the next."""
+    def continuation(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] = (), calls: Sequence[Message] = ()
+    ) -> str:
+        """What follows a turn of the model that has not ended: its end, the messages, the beginning of the next. `calls`: the turn's."""
 
-    def without_end(self, glue: str) -> str:
-        """What follows a turn that has ended with its end token."""
+    def without_end(self, glue: str, *, end: str) -> str:
+        """What follows a turn that has ended with this end token."""
 
 
 class PlainTemplate:
     """A task without `chat`: contents as they are, nothing between them."""
+
+    ends: Mapping[int, str] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """There is none: a request with tools is refused before."""
+        raise AssertionError("no tools without a chat template")
 
     def conversation(self, messages: Sequence[Message], *, tools: Sequence[Message] = ()) -> str:
         """The contents."""
@@ -91,10 +108,16 @@ class PlainTemplate:
             raise BadRequestError("tools need task.chat: a chat template shows them to the model", param="tools")
         return "".join(message["content"] for message in messages)
 
-    continuation = conversation
+    def continuation(
+        self, messages: Sequence[Message], *, tools: Sequence[Message] = (), calls: Sequence[Message] = ()
+    ) -> str:
+        """The contents."""
+        del calls
+        return self.conversation(messages, tools=tools)
 
-    def without_end(self, glue: str) -> str:
+    def without_end(self, glue: str, *, end: str) -> str:
         """There is no end token to leave out."""
+        del end
         return glue
 
 
@@ -157,6 +180,8 @@ class Answer:
     number: int
     """Of the turn, from 1."""
     content: str
+    reasoning: str = ""
+    """What a model that thinks in a channel of its own thought; other models' thoughts are part of the content."""
     tool_calls: tuple[ToolCall, ...] = ()
 
     @property
@@ -221,7 +246,7 @@ def json_object(body: bytes) -> dict[str, Any]:
     """A request's body. Raises `BadRequestError`."""
     try:
         value = json.loads(body)
-        _check_text(value)
+        check_text(value)
     except (ValueError, RecursionError) as error:
         raise BadRequestError(f"the body must be JSON in UTF-8: {shorten(str(error))}") from None
     if not isinstance(value, dict):
@@ -243,6 +268,8 @@ def _message(value: object, place: str) -> Message:
     message: dict[str, Any] = {"role": ROLES[value["role"]], "content": _content(value.get("content"), place)}
     if calls := value.get("tool_calls"):
         message["tool_calls"] = [_call(call, place) for call in _list(calls, place)]
+    if isinstance(reasoning := value.get("reasoning_content"), str):
+        message |= dict.fromkeys(_REASONING, reasoning)
     return message | {name: value[name] for name in ("tool_call_id", "name") if isinstance(value.get(name), str)}
 
 
@@ -268,31 +295,9 @@ def _call(value: Any, place: str) -> Message:  # noqa: ANN401 - JSON
     match value:
         case {"function": {"name": str(name), "arguments": str(arguments)}}:
             identity = value.get("id")
-            function = {"name": name, "arguments": _parsed(arguments, otherwise=arguments)}
+            function = {"name": name, "arguments": parsed(arguments, otherwise=arguments)}
             return {"id": identity if isinstance(identity, str) else "", "type": "function", "function": function}
     raise BadRequestError(f"{place}.tool_calls must have a function with name and arguments as texts", param="messages")
-
-
-def _parsed(text: str, *, otherwise: object) -> Any:  # noqa: ANN401 - JSON
-    """`otherwise` also where it holds half of a surrogate pair, NaN or infinity, which no message carries."""
-    try:
-        value = json.loads(text)
-        _check_text(value, allow_nan=False)
-    except (ValueError, RecursionError):
-        return otherwise
-    return value
-
-
-def _check_text(value: object, *, allow_nan: bool = True) -> None:
-    """Check that JSON can be written as UTF-8, and that functions may recurse into it. Raises `ValueError`, `RecursionError`."""
-    json.dumps(value, ensure_ascii=False, allow_nan=allow_nan).encode()
-    if (depth := _depth(value)) > MAX_DEPTH:
-        raise ValueError(f"it has {depth} levels, and {MAX_DEPTH} are read")
-
-
-def _depth(value: object) -> int:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max(map(_depth, parts), default=0)
 
 
 # ---- a session
@@ -336,7 +341,7 @@ class Transcript:
         Raises:
             EditedError: it does not continue what has been.
             BadRequestError: the template refuses it.
-            ToolsIgnoredError: the template leaves its tools out.
+            ToolsRefusedError: the template leaves its tools out, or has calls in a layout that is not known.
         """
         try:
             reading = self._reading(ask, branches=branches)
@@ -359,10 +364,18 @@ class Transcript:
         if ask.kind == "text":
             return ask.prompt
         text = self._template.conversation(ask.messages, tools=ask.tools)
-        with contextlib.suppress(UserError):  # a template that needs tools does not ignore them
-            if ask.tools and text == self._template.conversation(ask.messages):
-                raise ToolsIgnoredError
+        if ask.tools:
+            self._check_tools(ask, text)
         return text
+
+    def _check_tools(self, ask: Ask, text: str) -> None:
+        with contextlib.suppress(UserError):  # a template that needs tools does not ignore them
+            if text == self._template.conversation(ask.messages):
+                raise ToolsRefusedError(_TOOLS_IGNORED)
+        try:
+            _ = self._template.layout
+        except UserError as error:
+            raise ToolsRefusedError(error) from None
 
     def _added(self, ask: Ask) -> str:
         if ask.kind != self._kind:
@@ -377,7 +390,8 @@ class Transcript:
                 raise EditedError(f"messages[{place}] is another than before: {shorten(message)}")
         if len(ask.messages) < known:
             raise EditedError(f"it has {len(ask.messages)} messages, and there have been {known}")
-        return self._template.continuation(ask.messages[known:], tools=ask.tools)
+        calls = ask.messages[known - 1].get("tool_calls", ())
+        return self._template.continuation(ask.messages[known:], tools=ask.tools, calls=calls)
 
     def _behind(self, prompt: str) -> str:
         if _digest(prompt[: self._chars]) != self._messages[0]:
@@ -401,16 +415,26 @@ class Transcript:
             self._chars = len(ask.prompt) + len(turn.text)
             self._messages = [_digest(ask.prompt + turn.text)]
             return Answer(turn=turn, number=self.answers, content=turn.text)
-        content, calls = self._content(turn.text) if ask.tools else (turn.text, ())
-        said = {"role": "assistant", "content": content, "tool_calls": [call_json(call) for call in calls]}
+        parts = self._parts(turn.text, ask.tools) if ask.tools else read_channels(turn.text)
+        calls = tuple(
+            ToolCall(id=_call_id(self.answers, place), name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+            for place, (name, arguments) in enumerate(parts.calls)
+        )
+        said = {"role": "assistant", "content": parts.content, "tool_calls": [call_json(call) for call in calls]}
         self._messages = [_identity(message) for message in (*ask.messages, _message(said, "the answer"))]
-        return Answer(turn=turn, number=self.answers, content=content, tool_calls=calls)
+        return Answer(
+            turn=turn, number=self.answers, content=parts.content, reasoning=parts.reasoning, tool_calls=calls
+        )
 
-    def _content(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
-        if not self._thinking:
-            return tool_calls(text, turn=self.answers, in_thoughts=self._calls_in_thoughts)
-        content, calls = tool_calls(_THINK + text, turn=self.answers, in_thoughts=self._calls_in_thoughts)
-        return content.removeprefix(_THINK), calls
+    def _parts(self, text: str, tools: Sequence[Message]) -> TurnParts:
+        begun = _THINK if self._thinking else ""
+        parts = self._template.layout.read(begun + text, tools=tools, in_thoughts=self._calls_in_thoughts)
+        return replace(parts, content=parts.content.removeprefix(begun))
+
+
+def _call_id(turn: int, place: int) -> str:
+    """Return a call's id: nine letters and digits, as Mistral's templates want it."""
+    return f"c{turn:04}{place:04}"
 
 
 def _identity(message: Message) -> bytes:
@@ -434,27 +458,6 @@ def _by_value(value: Any) -> Any:  # noqa: ANN401 - JSON
         case list() | tuple():
             return [_by_value(item) for item in value]
     return value
-
-
-def tool_calls(text: str, *, turn: int, in_thoughts: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return the text without its calls, and the calls. If one of them cannot be read, the text as it is and none.
-
-    A call within `<think>…</think>` stays in the text, unless `in_thoughts`.
-    """
-    calls: list[ToolCall] = []
-    rest, end = [], 0
-    for found in (_TOOL_CALL if in_thoughts else _CALL_OR_THOUGHT).finditer(text):
-        if found["call"] is None:
-            continue
-        match _parsed(found["call"], otherwise=None):
-            case {"name": str(name), "arguments": dict(arguments)}:
-                written = json.dumps(arguments, ensure_ascii=False)
-                calls.append(ToolCall(id=f"call_{turn}_{len(calls)}", name=name, arguments=written))
-            case _:
-                return text, ()
-        rest.append(text[end : found.start()])
-        end = found.end()
-    return ("".join([*rest, text[end:]]).strip(), tuple(calls)) if calls else (text, ())
 
 
 def call_json(call: ToolCall) -> dict[str, Any]:

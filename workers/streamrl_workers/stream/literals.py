@@ -15,6 +15,7 @@ from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
 from streamrl.proto.literals import MARK, MARKS, unmarked
+from streamrl_workers.answer_marks import CONTENT_MARKS
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
@@ -32,15 +33,17 @@ class Literals:
         control = {number: token for number, token in self._added.items() if _is_control(token.content)}
         self._control_ids = frozenset(control)
         self._all = _beginnings(token.content for token in control.values())
-        self._special = _beginnings(token.content for token in control.values() if token.special)
+        self._never_said = _beginnings(
+            token.content for token in control.values() if token.special and token.content not in CONTENT_MARKS
+        )
 
     def of_people(self, value: Any) -> Any:  # noqa: ANN401 - JSON
         """Mark all control strings in a text, or in the texts of an object."""
         return _marked(value, self._all)
 
     def of_model(self, value: Any) -> Any:  # noqa: ANN401 - JSON
-        """Mark special tokens alone: text of a model has none, but has other control strings where it wrote those tokens (`<think>`)."""
-        return _marked(value, self._special)
+        """Mark the special tokens that no message of a model has; it has other control strings where the model wrote those tokens (`<think>`)."""
+        return _marked(value, self._never_said)
 
     def tokens(self, text: str) -> tuple[int, ...]:
         """Tokenize a text that may have marks, without adding special tokens."""

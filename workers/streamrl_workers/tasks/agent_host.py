@@ -142,5 +142,5 @@ def _play(dataset: TaskDataset, request: PlayTurn) -> Play:
         observations=[
             Reading(text=text, context=place in request.contexts) for place, text in enumerate(request.observations)
         ],
-        ended=dataset.chat is not None and dataset.chat.ends_turn(request.last_token),
+        end="" if dataset.chat is None else dataset.chat.ends.get(request.last_token, ""),
     )

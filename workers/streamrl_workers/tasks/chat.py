@@ -6,13 +6,20 @@ in people's texts are marked before a template sees them, so that they stay text
 tokenizer is loaded by the class that needs none (`AutoTokenizer` imports torch: 700 MB and 7 s; this class 65 MB).
 """
 
+import functools
+import itertools
+import json
+import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamrl.errors import UserError, shorten
 from streamrl.spec.task import Chat
-from streamrl_workers.answer_ends import end_tokens
+from streamrl_workers.agents.layouts import PROBE_CALL, PROBE_TOOL, Layout, layout_of, marked_layout, probe_message
+from streamrl_workers.answer_ends import end_tokens, template_end
+from streamrl_workers.answer_marks import AnswerText
 from streamrl_workers.stream.literals import Literals
 
 if TYPE_CHECKING:
@@ -38,6 +45,8 @@ _MARK = "streamrlturnends"
 """A turn of the model that no template changes: what follows it is the glue."""
 _PROBE = "x"
 """Some question that does not hold the mark."""
+
+_PROBE_TURN: Mapping[str, Any] = {"role": "user", "content": _PROBE}
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
@@ -94,12 +103,15 @@ class ChatTemplate:
     """Renders conversations; every method is pure."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerFast", *, chat: Chat, ends: Mapping[int, str]) -> None:
+        """`ends`: tokens that end a turn of the model, each with its text."""
         self._tokenizer = tokenizer
+        self.ends = ends
         self._literals = Literals(tokenizer.backend_tokenizer)
         system = self._literals.of_model(chat.system_prompt)
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self._arguments = dict(chat.template_arguments)
-        self._ends = ends
+        special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._special = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
 
     def prompt(self, question: str) -> str:
         """System and user turn, and the beginning of the model's. Raises `UserError` if the template refuses."""
@@ -107,47 +119,122 @@ class ChatTemplate:
 
     def conversation(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
         """Turns of a conversation that begins, and the beginning of the model's. Raises `UserError` if the template refuses."""
-        return self._render(messages, tools=tools)
+        return self._render(self._formed(messages), tools=tools)
 
-    def ends_turn(self, token_id: int) -> bool:
-        """Whether a turn of the model whose last token is this one has ended by itself."""
-        return token_id in self._ends
-
-    def observation(self, text: str, *, ended: bool) -> str:
+    def observation(self, text: str, *, end: str) -> str:
         """What stands between two turns of the model: the end of the first, the environment's `text` as a user's turn, the beginning of the next.
 
-        `ended`: the model's turn ended with its end token, which stands in the sequence already and is left out here.
+        `end`: the end token that the model's turn has, which stands in the sequence already; "" if the turn ended otherwise.
         Raises `UserError` if the template refuses.
         """
         glue = self.continuation([{"role": "user", "content": text}])
-        return self.without_end(glue) if ended else glue
+        return self.without_end(glue, end=end) if end else glue
 
-    def continuation(self, messages: Sequence[Message], *, tools: Tools = ()) -> str:
+    def continuation(self, messages: Sequence[Message], *, tools: Tools = (), calls: Tools = ()) -> str:
         """What stands between two turns of the model: the end of the first, these messages, the beginning of the next.
 
+        `calls`: those of the first turn, for a template that refuses a tool's message without them.
         Raises `UserError` if the template refuses.
         """
-        turns: list[Message] = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _MARK}]
-        _, mark, glue = self._render([*turns, *messages], tools=tools).partition(_MARK)
+        turn = {"role": "assistant", "content": _MARK}
+        try:
+            _, mark, glue = self._render([_PROBE_TURN, turn, *messages], tools=tools).partition(_MARK)
+        except UserError:
+            if not calls:
+                raise
+            return self._after_calls(messages, tools=tools, calls=calls)
         if not mark:
             raise UserError(field=FIELD, rule="the chat template drops earlier turns of the model; turns need them")
         return glue
 
-    def without_end(self, glue: str) -> str:
-        """What follows a turn of the model that has ended with its end token: that stands in the sequence already."""
-        for end in self._ends.values():
-            before, found, after = glue.partition(end)
-            if found and not before.strip():  # a template may set a space before it, as Llama 2's does
-                return after
-        return glue
+    def _after_calls(self, messages: Sequence[Message], *, tools: Tools, calls: Tools) -> str:
+        turns = self._formed([_PROBE_TURN, {"role": "assistant", "content": "", "tool_calls": calls}])
+        before = self._render(turns, tools=tools, is_open=False)
+        whole = self._render([*turns, *messages], tools=tools)
+        if not whole.startswith(before):
+            raise UserError(field=FIELD, rule="the chat template writes a turn with tool calls otherwise later")
+        end = re.search(rf"(?:{self._special.pattern})\s*\Z", before)
+        return whole[len(before) if end is None else end.start() :]
 
-    def _render(self, messages: Sequence[Message], *, tools: Tools) -> str:
+    def without_end(self, glue: str, *, end: str) -> str:
+        """What follows a turn that has ended with this end token, which stands in the sequence already.
+
+        A template may close a turn by another token than the model has: it is left out, too, if a control token follows it.
+        If text follows, the token begins the next message: GLM's turns end with the `<|user|>` of the next.
+        """
+        left = glue.lstrip()  # a template may set a space before it, as Llama 2's does
+        for known in (end, self._written_end):
+            if known and left.startswith(known):
+                return left.removeprefix(known)
+        closing = self._special.match(left)
+        if closing is None or not self._special.match(left[closing.end() :].lstrip()):
+            return glue
+        return left[closing.end() :]
+
+    @functools.cached_property
+    def _written_end(self) -> str:
+        """Return the end token that the template writes after the last turn; "" if it writes none."""
+        written = template_end(self._tokenizer)
+        return str(self._tokenizer.convert_ids_to_tokens(written[-1])) if written else ""
+
+    # ---- tool calls
+
+    @property
+    def layout(self) -> Layout:
+        """How the template writes tool calls. Raises `UserError` if that is in no known layout."""
+        return self._call_form[0]
+
+    @functools.cached_property
+    def _call_form(self) -> tuple[Layout, bool]:
+        """Return the layout of calls, and whether the template reads their arguments as a text."""
+        written, refusals = "", []
+        for as_text in (False, True):
+            try:
+                written = self._written_call(as_text=as_text)
+            except UserError as error:
+                refusals.append(error)
+                continue
+            if (layout := layout_of(written)) is not None:
+                return layout, as_text
+        if len(refusals) == 2:  # noqa: PLR2004 - both forms
+            raise refusals[0]
+        if PROBE_CALL[0] in written:
+            rule = "the chat template writes tool calls in a layout that is not read"
+            fix = "take a model whose layout docs/agents.md names, or describe tools in a message"
+            raise UserError(field=FIELD, rule=rule, got=written, fix=fix)
+        return marked_layout(self._tokenizer.get_added_vocab()), False
+
+    def _written_call(self, *, as_text: bool) -> str:
+        """Return the text of a turn with the probe's call, as an engine would give it."""
+        plain, calling = (
+            self._render([_PROBE_TURN, turn], tools=[PROBE_TOOL], is_open=False)
+            for turn in ({"role": "assistant", "content": _MARK}, probe_message(as_text=as_text))
+        )
+        begin = len(os.path.commonprefix([plain.partition(_MARK)[0], calling]))  # noqa: RUF071 - strings, no paths
+        tokens = self._tokenizer(calling[begin:], add_special_tokens=False)["input_ids"]
+        said = itertools.takewhile(lambda token: token not in self.ends, tokens)
+        return AnswerText(self._tokenizer, ends=self.ends).of(said)
+
+    def _formed(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages whose calls have arguments in the form that the template reads."""
+        if not any(message.get("tool_calls") for message in messages):
+            return list(messages)
+        try:
+            as_text = self._call_form[1]
+        except UserError:
+            as_text = False
+        return [_with_texts(message) if as_text else message for message in messages]
+
+    def _render(self, messages: Sequence[Message], *, tools: Tools, is_open: bool = True) -> str:
         arguments: dict[str, Any] = self._arguments
         if tools:
             arguments = arguments | {"tools": self._literals.of_people(list(tools))}
         try:
             text = self._tokenizer.apply_chat_template(
-                [*self._system, *map(self._marked, messages)], tokenize=False, add_generation_prompt=True, **arguments
+                [*self._system, *map(self._marked, messages)],
+                tokenize=False,
+                add_generation_prompt=is_open,
+                **arguments,
             )
         except Exception as error:  # jinja's, or whatever the template's own code raises
             raise UserError(
@@ -160,6 +247,18 @@ class ChatTemplate:
     def _marked(self, message: Message) -> dict[str, Any]:
         mark = self._literals.of_model if message["role"] == "assistant" else self._literals.of_people
         return {**mark(message), "role": message["role"]}
+
+
+def _with_texts(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_with_text(call) for call in calls]} if calls else message
+
+
+def _with_text(call: Message) -> Message:
+    function = call["function"]
+    if isinstance(arguments := function["arguments"], str):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
 
 
 def _one_line(error: Exception) -> str:

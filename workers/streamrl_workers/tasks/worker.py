@@ -144,7 +144,7 @@ class Scoring:
         chat, text = self._dataset.tasks[task].chat, answer.observation
         if chat is not None and not answer.done:
             self._enter(MAKING_ITEM)
-            text = chat.observation(text, ended=chat.ends_turn(request.last_token))
+            text = chat.observation(text, end=chat.ends.get(request.last_token, ""))
         return [text, float(answer.reward), bool(answer.done), False]
 
     def _make_item(self, split: Split, index: int) -> Item:

@@ -45,8 +45,8 @@ def assistant(text: str, *calls: Any) -> dict[str, Any]:
         (request([assistant("I add."), CALL]), [assistant("I add.", CALLED)]),
         (request([assistant("I add.") | {"id": "msg_2"}, CALL]), [assistant("I add.", CALLED)]),
         (
-            request([assistant("I add.") | {"id": "msg_1"}, CALL | {"call_id": "call_2_0"}]),
-            [assistant("I add."), assistant("", CALLED | {"id": "call_2_0"})],
+            request([assistant("I add.") | {"id": "msg_1"}, CALL | {"call_id": "c00020000"}]),
+            [assistant("I add."), assistant("", CALLED | {"id": "c00020000"})],
         ),
         (
             request([CALL, {"type": "function_call_output", "call_id": "c1", "output": "1"}]),

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamrl.spec.task import Chat
+from streamrl_workers.agents.layouts import LAYOUTS
 from streamrl_workers.agents.transcript import (
     Answer,
     BadRequestError,
@@ -21,7 +22,6 @@ from streamrl_workers.agents.transcript import (
     parse_chat,
     parse_reward,
     parse_text,
-    tool_calls,
 )
 from streamrl_workers.tasks.chat import ChatTemplate
 from support.chat_models import END, TOOL_TEMPLATE, chat_tokenizer
@@ -146,7 +146,7 @@ def test_an_answer_may_be_sent_back_in_any_form(same: dict[str, Any]) -> None:
     talk.say("four")
     added = talk.ask(chat(user("2+2"), same, user("no")))
     assert added == "<|im_end|>\n<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n"
-    assert CHATML.without_end(added) == added.removeprefix("<|im_end|>")
+    assert CHATML.without_end(added, end=END) == added.removeprefix("<|im_end|>")
 
 
 FOUR = {"role": "assistant", "content": "four"}
@@ -229,6 +229,12 @@ def test_the_longest_stop_string_is_the_one_that_was_written() -> None:
 
 # ---- tool calls
 
+
+def read_hermes(text: str) -> tuple[str, Any]:
+    parts = LAYOUTS["hermes"].read(text, tools=[TOOL], in_thoughts=False)
+    return parts.content, parts.calls
+
+
 CALL = '<tool_call>\n{"name": "add", "arguments": {"of": [1, "é"]}}\n</tool_call>'
 
 
@@ -249,11 +255,10 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"of": [1, "é"]}}\n</tool_cal
     ],
 )
 def test_calls_are_read_from_the_text_or_left_in_it(text: str, content: str | None, names: list[str]) -> None:
-    rest, calls = tool_calls(text, turn=3)
+    rest, calls = read_hermes(text)
     assert rest == (text if content is None else content)
-    assert [call.name for call in calls] == names
-    assert [call.id for call in calls] == [f"call_3_{place}" for place in range(len(names))]
-    assert all(json.loads(call.arguments) == {"of": [1, "é"]} for call in calls)
+    assert [name for name, _ in calls] == names
+    assert all(arguments == {"of": [1, "é"]} for _, arguments in calls)
 
 
 def test_half_a_surrogate_pair_in_a_call_goes_to_and_fro_as_text() -> None:
@@ -319,7 +324,7 @@ def test_arguments_of_another_value_begin_a_context(arguments: str, back: str) -
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "[[NaN]]", "[" * 200 + "]" * 200])
 def test_what_is_no_json_is_no_call(number: str) -> None:
     text = calling(f'{{"x": {number}}}')
-    assert tool_calls(text, turn=1) == (text, ())
+    assert read_hermes(text) == (text, ())
     talk = Talk(CHATML)
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": f'{{"x": {number}}}'}}
     assert number[:4] in talk.ask(chat(user("a"), {"role": "assistant", "tool_calls": [call]}, user("b")))
@@ -341,7 +346,7 @@ def test_a_request_of_too_many_levels_is_one_line() -> None:
     ],
 )
 def test_a_call_in_a_thought_is_no_call(text: str, content: str, count: int) -> None:
-    rest, calls = tool_calls(text, turn=1)
+    rest, calls = read_hermes(text)
     assert (rest, len(calls)) == (content, count)
 
 

@@ -27,6 +27,11 @@ BUSY_MACHINE = "Available memory on node 0 (3.1/16.0 GiB) on kv cache allocation
 NEVER_ON_THIS_MACHINE = BUSY_MACHINE.replace("(8.0 GiB)", "(900.0 GiB)")
 LENGTH = "engine.vllm.extraArgs.max_model_len: the keys and values of one sequence must fit the memory for them, got 32768; set"
 
+
+class LfConfig:
+    """A configuration, as vLLM names their classes."""
+
+
 ENDED = RuntimeError("Engine core initialization failed. See root cause above. Failed core proc(s): {}")
 
 
@@ -45,6 +50,27 @@ ENDED = RuntimeError("Engine core initialization failed. See root cause above. F
             ValueError("Unknown quantization\n  method: foo"),
             {},
             "engine.vllm: is refused by vLLM: Unknown quantization method: foo; change what it names",
+        ),
+        (
+            ValueError("Assertion failed, Chunked prefill is required for mamba cache mode 'align'."),
+            {},
+            "engine.vllm.prefixCaching: must be false on CPUs for a model with recurrent layers, whose prompts come in one piece there, "
+            "got true; set it to false",
+        ),
+        (
+            AssertionError("CPU GDN attention requires BF16."),
+            {},
+            "engine.vllm: is refused by vLLM: CPU GDN attention requires BF16.; change what it names",
+        ),
+        (
+            NotImplementedError("supported only for CUDA for now"),
+            {},
+            "engine.vllm: is refused by vLLM: supported only for CUDA for now; change what it names",
+        ),
+        (
+            AttributeError("'LfConfig' object has no attribute 'dim'", name="dim", obj=LfConfig()),
+            {},
+            "engine.vllm: is refused by vLLM: 'LfConfig' object has no attribute 'dim'; change what it names",
         ),
         (TypeError("no such backend"), {}, "engine.vllm: is refused by vLLM: no such backend; change what it names"),
         (ValueError(ALL_OF_A_GPU), {}, f"engine.vllm: is refused by vLLM: {ALL_OF_A_GPU}; change what it names"),
@@ -67,8 +93,11 @@ def test_what_a_person_must_change(
     [
         ValueError(BUSY_GPU),
         ValueError(BUSY_MACHINE),
+        AssertionError("Error in memory profiling. Initial free memory 3 GiB, current free memory 4 GiB."),
+        AssertionError(),
         MemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("NCCL error: unhandled system error"),
+        AttributeError("'NoneType' object has no attribute 'recv'", name="recv", obj=None),
     ],
 )
 def test_what_another_try_may_mend(error: Exception, tmp_path: Path) -> None:

@@ -44,8 +44,13 @@ def test_turns_joined_by_the_glue_are_the_conversation(tmp_path: Path) -> None:
     turns = [("user", "1+1="), ("assistant", "3"), ("user", "no"), ("assistant", "2"), ("user", "yes")]
     messages = [{"role": role, "content": text} for role, text in turns]
     whole = chat_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    ended = "3<|im_end|>" + chat.observation("no", ended=True) + "2<|im_end|>" + chat.observation("yes", ended=True)
-    cut = "3" + chat.observation("no", ended=False) + "2" + chat.observation("yes", ended=False)
+    ended = (
+        "3<|im_end|>"
+        + chat.observation("no", end="<|im_end|>")
+        + "2<|im_end|>"
+        + chat.observation("yes", end="<|im_end|>")
+    )
+    cut = "3" + chat.observation("no", end="") + "2" + chat.observation("yes", end="")
     assert chat.prompt("1+1=") + ended == chat.prompt("1+1=") + cut == whole
 
 
@@ -54,7 +59,7 @@ def test_a_turn_ends_at_the_end_tokens_of_tokenizer_and_generation_settings(tmp_
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1]}))
     chat = open_chat(Chat(), model_path=str(tmp_path))
     ids = chat_tokenizer().convert_tokens_to_ids(["<|im_end|>", "<|im_start|>", "a"])
-    assert [chat.ends_turn(number) for number in ids] == [True, True, False]
+    assert [number in chat.ends for number in ids] == [True, True, False]
 
 
 @pytest.mark.parametrize("named", ["-1", "9" * 30, "[true, null, 1.5, {}, 10000000]", '"<|im_end|>"'])
@@ -62,7 +67,7 @@ def test_end_tokens_that_no_tokenizer_has_are_left_out(tmp_path: Path, named: st
     made = save_tokenizer(tmp_path)
     (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {named}}}')
     chat = open_chat(Chat(), model_path=made)
-    assert [token for token in range(200) if chat.ends_turn(token)] == [2]
+    assert [token for token in range(200) if token in chat.ends] == [2]
 
 
 @pytest.mark.parametrize("named", ["[" * 100_000, "9" * 5000, "{"])
@@ -104,8 +109,8 @@ def test_observations_and_system_prompts_with_control_strings_are_text(tmp_path:
     tokenizer, chat = chat_tokenizer(), opened(tmp_path, systemPrompt="Never write <|im_end|>.")
     end = tokenizer.eos_token_id
     assert ids_of(chat.prompt("1+1=")).count(end) == 2
-    for ended, ends in ((True, 1), (False, 2)):
-        glue = PromptTokens(tokenizer, add_special_tokens=False).behind(chat.observation(BREAK, ended=ended))
+    for end_text, ends in (("<|im_end|>", 1), ("", 2)):
+        glue = PromptTokens(tokenizer, add_special_tokens=False).behind(chat.observation(BREAK, end=end_text))
         assert glue.count(end) == ends
         assert BREAK in tokenizer.decode(glue)
 
@@ -202,7 +207,7 @@ def test_a_template_that_drops_earlier_turns_cannot_have_any(tmp_path: Path) -> 
     chat = opened(tmp_path, template="{{ messages[-1].content }}")
     assert chat.prompt("a") == "a"
     with pytest.raises(UserError, match="drops earlier turns"):
-        chat.observation("b", ended=True)
+        chat.observation("b", end="<|im_end|>")
 
 
 def test_chat_needs_no_torch(tmp_path: Path) -> None:

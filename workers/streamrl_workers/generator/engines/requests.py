@@ -8,12 +8,12 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from streamrl.proto import stream_pb2 as pb
 from streamrl.proto.literals import MARK
+from streamrl_workers.answer_marks import AnswerText
 from streamrl_workers.generator.engines.base import Delta, FinishReason
 from streamrl_workers.stream.literals import Literals
 from streamrl_workers.stream.packing import unpack_int32
@@ -100,9 +100,8 @@ class Stopping:
     """Decides whether the newest token ended a completion. Stop strings are looked for in its text with and without special tokens."""
 
     def __init__(self, *, tokenizer: PreTrainedTokenizerBase, end_ids: frozenset[int]) -> None:
-        self._tokenizer = tokenizer
+        self._texts = AnswerText(tokenizer, ends=end_ids)
         self._end_ids = end_ids
-        self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._last_chars: dict[tuple[str, ...], dict[int, bool]] = {}  # by stop strings, by token
 
     def reason(self, seq: ActiveSequence) -> FinishReason | None:
@@ -115,12 +114,12 @@ class Stopping:
         return "length" if len(seq.completion) >= seq.limit else None
 
     def text(self, seq: ActiveSequence) -> str:
-        """The text of the completion (without its context), without special tokens, cut before the first stop string."""
-        stops, text = seq.stop, self._decode(seq.turn)
+        """The text of the completion (without its context), without hidden tokens, cut before the first stop string."""
+        stops, text = seq.stop, self._texts.of(seq.turn)
         ends = [place for stop in stops if (place := text.find(stop)) >= 0]
         if stops and not ends:
-            whole = self._decode(seq.turn, special=True)
-            plain = [self._without_special(stop) for stop in stops if stop in whole]
+            whole = self._texts.whole(seq.turn)
+            plain = [self._without_hidden(stop) for stop in stops if stop in whole]
             ends = [place for one in plain if (place := text.rfind(one)) >= 0]  # the newest token holds the stop's end
         return text[: min(ends)] if ends else text
 
@@ -131,7 +130,7 @@ class Stopping:
         return self._holds(tail, stop=stop) and self._holds(completion, stop=stop)
 
     def _holds(self, tokens: list[int], *, stop: tuple[str, ...]) -> bool:
-        texts = [self._decode(tokens, special=special) for special in (False, True)]
+        texts = [self._texts.of(tokens), self._texts.whole(tokens)]
         return any(string in text for string in stop for text in texts)
 
     def _may_complete(self, token: int, *, stop: tuple[str, ...]) -> bool:
@@ -139,17 +138,12 @@ class Stopping:
         known = self._last_chars.setdefault(stop, {})
         if token not in known:
             # Twice: some tokenizers drop the space before the first token.
-            text = self._decode([token, token], special=True)
+            text = self._texts.whole([token, token])
             known[token] = _REPLACEMENT in text or any(string[-1] in text for string in stop)
         return known[token]
 
-    def _without_special(self, text: str) -> str:
-        return functools.reduce(lambda left, token: left.replace(token, ""), self._special, text)
-
-    def _decode(self, tokens: list[int], *, special: bool = False) -> str:
-        text: Any = self._tokenizer.decode(tokens, skip_special_tokens=not special, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+    def _without_hidden(self, text: str) -> str:
+        return functools.reduce(lambda left, token: left.replace(token, ""), self._texts.hidden, text)
 
 
 class Requests:

@@ -23,6 +23,7 @@ from streamrl.files import read_json
 from streamrl.proto.literals import MARK
 from streamrl.spec.task import SingleTask
 from streamrl_workers.answer_ends import written_end
+from streamrl_workers.answer_marks import AnswerText
 from streamrl_workers.rewards.base import Item
 from streamrl_workers.stream.literals import Literals
 from streamrl_workers.stream.packing import count_32, pack_int32
@@ -51,6 +52,7 @@ class Demonstrations:
         if not self._end:
             rule = "needs a tokenizer with an end token: where an answer ends is learned too"
             raise UserError(field=FIELD, rule=rule)
+        self._texts = AnswerText(tokenizer, ends=self._end)
 
     def of(self, item: Item, *, place: str, reward: float, weight: float) -> Demonstration:
         """Of the item that stands at `place`. Raises `UserError` if it cannot be trained."""
@@ -70,7 +72,7 @@ class Demonstrations:
         literal = answer if self._literals is None else self._literals.of_model(answer)
         said = self._tokenized(literal, special=False, place=place)
         tokens = [*said, *self._end][: self._max_tokens]
-        text = answer if len(said) <= len(tokens) else self._text(tokens)
+        text = answer if len(said) <= len(tokens) else self._texts.of(tokens)
         return Demonstration(
             prompt_tokens=pack_int32(prompt),
             tokens=pack_int32(tokens),
@@ -100,7 +102,7 @@ class Demonstrations:
             raise UserError(field=DATASET_FIELD, rule=rule, got=len(tokens), fix="raise it, or leave the row out")
         segments, begin = [], 0
         for count, kind, reward in _segments(row, tokens=len(tokens), place=place):
-            text = self._text(tokens[begin : begin + count])
+            text = self._texts.of(tokens[begin : begin + count])
             segments.append(ShownSegment(text=text, tokens=count, kind=kind, reward=reward))
             begin += count
         return Demonstration(
@@ -120,10 +122,6 @@ class Demonstrations:
         return ids
 
     # ---- both
-
-    def _text(self, tokens: Sequence[int]) -> str:
-        """As an engine says them."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _check_positions(self, shown: Demonstration, *, place: str) -> None:
         """Of each context: what the model saw as a whole."""

@@ -23,7 +23,7 @@ PLUGIN = "streamrl"
 ENV_FAULT_FILE = "STREAMRL_VLLM_FAULT_FILE"
 """Set by the generator, read by vLLM's processes: where the first error goes."""
 
-_REFUSALS = (ValueError, TypeError)
+_REFUSALS = (ValueError, TypeError, NotImplementedError, ImportError)
 """How vLLM says that it cannot do what it was asked for."""
 _REFUSED = re.compile(r"\[weights refused: (?P<reason>.*)\]")
 _REASON_CHARS = 300
@@ -87,7 +87,13 @@ class FirstFault(logging.Handler):
 
 def fault_of(error: BaseException) -> dict[str, Any]:
     """As it crosses processes. `refuses`: vLLM cannot do what it was asked for. `says`: on one line."""
-    return {"refuses": isinstance(error, _REFUSALS), "says": _says(error)}
+    is_asserted = isinstance(error, AssertionError) and bool(str(error))
+    return {"refuses": isinstance(error, _REFUSALS) or is_asserted or _lacks_setting(error), "says": _says(error)}
+
+
+def _lacks_setting(error: BaseException) -> bool:
+    """Return whether vLLM's code for a model reads a setting that its configuration does not have."""
+    return isinstance(error, AttributeError) and type(error.obj).__name__.endswith("Config")
 
 
 def _says(error: BaseException) -> str:

@@ -5,7 +5,8 @@ writes the first error that it logs into a file (`plugin.py`), and it is read he
 
 | vLLM raises | it is |
 |---|---|
-| ValueError, TypeError, a failed validation | what the job asks for: `UserError` |
+| ValueError, TypeError, NotImplementedError, ImportError, an assertion with a text, a failed validation | what the job asks for: `UserError` |
+| AttributeError at a configuration: the code of the model needs a setting that it lacks | the same |
 | of these, that less memory is free than it wants, on a device which has as much | passing: others hold it |
 | anything else (out of memory, a signal, a lost process) | passing: `EngineFailedError` |
 """
@@ -23,8 +24,11 @@ from streamrl_workers.generator.engines.vllm.plugin import fault_of
 _TAKEN = re.compile(
     r"(?:Free|Available) memory on .*?\([\d.]+/(?P<total>[\d.]+) GiB\).*?is less than .*?(?P<asked>[\d.]+) GiB\)"
 )
+_FREED = "Error in memory profiling"
+"""Others gave memory back while vLLM measured it."""
 _TOO_LONG = re.compile(r"max seq len \((?P<length>\d+)\).*? is needed, which is larger than")
 _LONGEST = re.compile(r"estimated maximum model length is (?P<longest>\d+)")
+_NO_SHARING = "required for mamba cache mode"
 _NO_ROOM = "No available memory for the cache blocks"
 
 
@@ -44,6 +48,8 @@ def start_error(error: Exception, *, told: Path, arguments: Mapping[str, Any]) -
 
 
 def _is_taken(says: str) -> bool:
+    if _FREED in says:
+        return True
     found = _TAKEN.search(says)
     return found is not None and float(found["asked"]) < float(found["total"])  # all of a device is free nowhere
 
@@ -63,5 +69,12 @@ def _user_error(says: str, *, arguments: Mapping[str, Any]) -> UserError:
             field=f"engine.vllm.{memory}",
             rule="must have room for keys and values",
             fix="raise it, or take more devices",
+        )
+    if _NO_SHARING in says:
+        return UserError(
+            field="engine.vllm.prefixCaching",
+            rule="must be false on CPUs for a model with recurrent layers, whose prompts come in one piece there",
+            got=True,
+            fix="set it to false",
         )
     return UserError(field="engine.vllm", rule=f"is refused by vLLM: {says}", fix="change what it names")
