@@ -1,7 +1,8 @@
 """Writes what fits into which GPU (Markdown) from the trainer's formula of its memory. Usage: gen_memory.py FILE"""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 
 from streamrl.memory import ModelSizes, RankMemory, rank_memory
@@ -23,20 +24,43 @@ By [the formula](../trainer.md); no GPU has been tried at these sizes. Models ha
 
 
 def model(
-    *, vocabulary: int, hidden: int, feed_forward: int, layers: int, key_value: int, biases: bool = True
+    *,
+    vocabulary: int,
+    hidden: int,
+    feed_forward: int,
+    layers: int,
+    key_value: int,
+    query: int | None = None,
+    biases: bool = True,
+    experts: tuple[int, int] = (1, 1),
 ) -> ModelSizes:
-    """Of a shape of transformers: `key_value` is the width of keys, and of values."""
-    attention = 2 * hidden * (hidden + key_value) + biases * (hidden + 2 * key_value)
+    """Return the sizes of a shape of transformers.
+
+    Args:
+        vocabulary: words; embeddings and head are not tied.
+        hidden: hidden size.
+        feed_forward: width of the feed-forward layer, or of one expert.
+        layers: number of layers.
+        key_value: width of keys, and of values.
+        query: width of queries; None: the hidden size.
+        biases: whether queries, keys and values have them.
+        experts: of a layer, and those that a token passes.
+    """
+    wide = hidden if query is None else query
+    attention = 2 * hidden * (wide + key_value) + biases * (wide + 2 * key_value)
     embeddings = 2 * vocabulary * hidden
-    parameters = embeddings + layers * (attention + 3 * hidden * feed_forward + 2 * hidden) + hidden
+    stack = 3 * hidden * feed_forward * experts[0]
+    parameters = embeddings + layers * (attention + stack + 2 * hidden) + hidden
+    chosen = layers * stack if experts[0] > 1 else 0
     return ModelSizes(
         parameters=parameters,
         trained=parameters,
-        matrices=parameters - embeddings,
+        matrices=parameters - embeddings - chosen,
+        experts=chosen,
         embeddings=embeddings,
         vocabulary=vocabulary,
         hidden=hidden,
-        feed_forward=feed_forward,
+        feed_forward=feed_forward * experts[1],
         layers=layers,
     )
 
@@ -50,9 +74,33 @@ MODELS = {
 }
 
 
-def memory(sizes: ModelSizes, *, ranks: int, tokens: int) -> RankMemory:
-    """Of a rank, where a pass has so many tokens."""
+LAYOUT_MODELS = {
+    "Qwen3-8B": model(vocabulary=151_936, hidden=4096, feed_forward=12_288, layers=36, key_value=1024, biases=False),
+    "Qwen3-32B": model(
+        vocabulary=151_936, hidden=5120, feed_forward=25_600, layers=64, key_value=1024, query=8192, biases=False
+    ),
+    "Qwen3-30B-A3B": model(
+        vocabulary=151_936,
+        hidden=2048,
+        feed_forward=768,
+        layers=48,
+        key_value=512,
+        query=4096,
+        biases=False,
+        experts=(128, 8),
+    ),
+    "Llama-3.3-70B": model(
+        vocabulary=128_256, hidden=8192, feed_forward=28_672, layers=80, key_value=1024, biases=False
+    ),
+}
+"""Models with 8 heads of keys or more, but for Qwen3-30B-A3B, which has 4."""
+LAYOUT_GPUS, LAYOUT_TOKENS = (8, 16, 64), 32_768
+
+
+def memory(sizes: ModelSizes, *, ranks: int, tokens: int, parallelism: Mapping[str, int] | None = None) -> RankMemory:
+    """Estimate a rank, where a pass has this number of tokens."""
     trainer = {
+        "parallelism": dict(parallelism or {}),
         "processesPerNode": min(ranks, PER_NODE),
         "nodes": -(-ranks // PER_NODE),
         "precision": "BF16",
@@ -76,7 +124,7 @@ def memory(sizes: ModelSizes, *, ranks: int, tokens: int) -> RankMemory:
 
 def reference() -> str:
     """Build the whole page."""
-    return "\n".join([_INTRODUCTION, *_ranks(), *_lasting()])
+    return "\n".join([_INTRODUCTION, *_ranks(), *_layouts(), *_lasting()])
 
 
 def _ranks() -> Iterator[str]:
@@ -98,6 +146,43 @@ def _ranks() -> Iterator[str]:
 def _fewest(sizes: ModelSizes, *, gpu_gib: int, tokens: int) -> int | None:
     powers = [2**power for power in range(MOST_RANKS.bit_length())]
     return next((n for n in powers if memory(sizes, ranks=n, tokens=tokens).all <= gpu_gib * GIB * USABLE), None)
+
+
+def _layouts() -> Iterator[str]:
+    """Yield the layout that is advised for each model and number of GPUs, with its memory."""
+    yield f"## Layouts\n\nFor {GPUS_GIB[0]} GiB and samples of {LAYOUT_TOKENS // 1024}k tokens, GiB of a rank in brackets. Of the layouts that fit, the one with the"
+    yield "fewest ranks that share a layer or a row, then with the most replicas of at least a node. With experts, `expert` is the ranks of a"
+    yield "node: it gathers less. `tensor` in place of `context` divides gathered layers too. Speed on GPUs was not measured.\n"
+    yield (
+        "| model | "
+        + " | ".join(f"{ranks} GPUs" for ranks in LAYOUT_GPUS)
+        + " |\n"
+        + "|---" * (1 + len(LAYOUT_GPUS))
+        + "|"
+    )
+    for name, sizes in LAYOUT_MODELS.items():
+        yield f"| {name} | " + " | ".join(_layout(sizes, ranks=ranks) for ranks in LAYOUT_GPUS) + " |"
+    yield ""
+
+
+def _layout(sizes: ModelSizes, *, ranks: int) -> str:
+    """Return the first layout that fits."""
+    nodes, powers = ranks // PER_NODE, (1, 2, 4, 8)
+    expert = PER_NODE if sizes.experts else 1
+    layouts = sorted(
+        (
+            {"replicate": replicas, "tensor": tensor, "context": context, "expert": expert}
+            for replicas, tensor, context in product(powers, powers, powers)
+            if nodes % replicas == 0 and tensor * context <= PER_NODE and (tensor == 1 or expert == 1)
+        ),
+        key=lambda layout: (layout["tensor"] * layout["context"], layout["tensor"], -layout["replicate"]),
+    )
+    for layout in layouts:
+        need = memory(sizes, ranks=ranks, tokens=LAYOUT_TOKENS, parallelism=layout).all
+        if need <= GPUS_GIB[0] * GIB * USABLE:
+            chosen = ", ".join(f"{axis}: {number}" for axis, number in layout.items() if number > 1)
+            return f"{f'`{chosen}`' if chosen else 'shards alone'} ({need / GIB:.0f})"
+    return "none"
 
 
 def _lasting() -> Iterator[str]:

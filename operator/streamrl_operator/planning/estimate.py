@@ -66,6 +66,11 @@ class Architecture:
         return self.parameters - self.layers * idle
 
     @property
+    def stacks(self) -> int:
+        """Of a layer's parameters, those of experts that tokens choose."""
+        return 3 * self.hidden * self.feed_forward * self.experts if self.experts > 1 else 0
+
+    @property
     def embeddings(self) -> int:
         """Of them, those of embeddings and head."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
@@ -243,6 +248,7 @@ def _sizes(job: RLJob, architecture: Architecture) -> ModelSizes:
         parameters=architecture.parameters,
         trained=_trained(job, architecture),
         matrices=_matrices(job, architecture),
+        experts=architecture.layers * architecture.stacks,
         embeddings=architecture.embeddings,
         vocabulary=architecture.vocabulary,
         hidden=architecture.hidden,
@@ -347,5 +353,4 @@ def _matrices(job: RLJob, architecture: Architecture) -> int:
         return trained
     blocks = trained if trainer.sherl is not None else trained - architecture.embeddings
     layers = architecture.layers if trainer.sherl is None else min(trainer.sherl.late_layers, architecture.layers)
-    stacks = 3 * architecture.hidden * architecture.feed_forward * architecture.experts * layers
-    return blocks - stacks if architecture.experts > 1 else blocks
+    return blocks - layers * architecture.stacks

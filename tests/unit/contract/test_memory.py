@@ -21,6 +21,7 @@ QWEN25_7B = ModelSizes(
     feed_forward=18_944,
     layers=28,
 )
+EXPERTS = replace(QWEN25_7B, experts=6_000_000_000)
 SHORT = replace(QWEN25_7B, positions=8192)
 ADAPTERS = 40_000_000
 TURNS = {"python": {"function": "games:play"}, "maxTurns": 4}
@@ -83,6 +84,8 @@ def task_of(*, tokens: int = 1024, **changes: Any) -> Task:
         ({"cpuOffload": True, "precision": "BF16"}, "gathered", 5.4),
         ({"processesPerNode": 8, "parallelism": {"tensor": 2}}, "parameters", 3.5),
         ({"processesPerNode": 8, "parallelism": {"tensor": 2}, "precision": "BF16"}, "gathered", 3.7),
+        ({"processesPerNode": 8, "sizes": EXPERTS, "precision": "BF16"}, "gathered", 5.4),
+        ({"processesPerNode": 8, "sizes": EXPERTS, "precision": "BF16", "parallelism": {"expert": 8}}, "gathered", 4.3),
         ({"processesPerNode": 2, "parallelism": {"tensor": 2}}, "logits", 1.8),
         ({"processesPerNode": 2, "parallelism": {"tensor": 2}}, "activations", 119.9),
         ({"critic": True}, "parameters", 56.7),

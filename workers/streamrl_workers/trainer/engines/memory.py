@@ -21,6 +21,7 @@ from streamrl_workers.models.free_memory import free_bytes, total_bytes
 from streamrl_workers.models.load import count_parameters, load_structure
 from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
+from streamrl_workers.trainer.engines.expert_parallel import stacks_of
 from streamrl_workers.trainer.engines.optimiser import muon_parameters
 
 _GIB = 2**30
@@ -115,6 +116,7 @@ def sizes_of(model_path: str, *, trainer: Trainer) -> ModelSizes:
         parameters=sum(p.numel() for p in model.parameters()),
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
         matrices=sum(p.numel() for p in muon_parameters(model)),
+        experts=sum(p.numel() for stack in stacks_of(model) for p in stack.parameters()),
         embeddings=sum(inner.values()),
         vocabulary=config.vocab_size,
         hidden=hidden,
