@@ -29,8 +29,7 @@ def model(
     hidden: int,
     feed_forward: int,
     layers: int,
-    key_value: int,
-    query: int | None = None,
+    widths: tuple[int, int],
     biases: bool = True,
     experts: tuple[int, int] = (1, 1),
 ) -> ModelSizes:
@@ -41,13 +40,12 @@ def model(
         hidden: hidden size.
         feed_forward: width of the feed-forward layer, or of one expert.
         layers: number of layers.
-        key_value: width of keys, and of values.
-        query: width of queries; None: the hidden size.
+        widths: of queries, and of keys and values.
         biases: whether queries, keys and values have them.
         experts: of a layer, and those that a token passes.
     """
-    wide = hidden if query is None else query
-    attention = 2 * hidden * (wide + key_value) + biases * (wide + 2 * key_value)
+    query, key_value = widths
+    attention = 2 * hidden * (query + key_value) + biases * (query + 2 * key_value)
     embeddings = 2 * vocabulary * hidden
     stack = 3 * hidden * feed_forward * experts[0]
     parameters = embeddings + layers * (attention + stack + 2 * hidden) + hidden
@@ -66,31 +64,34 @@ def model(
 
 
 MODELS = {
-    "7B": model(vocabulary=152_064, hidden=3584, feed_forward=18_944, layers=28, key_value=512),
-    "14B": model(vocabulary=152_064, hidden=5120, feed_forward=13_824, layers=48, key_value=1024),
-    "32B": model(vocabulary=152_064, hidden=5120, feed_forward=27_648, layers=64, key_value=1024),
-    "72B": model(vocabulary=152_064, hidden=8192, feed_forward=29_568, layers=80, key_value=1024),
-    "405B": model(vocabulary=128_256, hidden=16_384, feed_forward=53_248, layers=126, key_value=1024, biases=False),
+    "7B": model(vocabulary=152_064, hidden=3584, feed_forward=18_944, layers=28, widths=(3584, 512)),
+    "14B": model(vocabulary=152_064, hidden=5120, feed_forward=13_824, layers=48, widths=(5120, 1024)),
+    "32B": model(vocabulary=152_064, hidden=5120, feed_forward=27_648, layers=64, widths=(5120, 1024)),
+    "72B": model(vocabulary=152_064, hidden=8192, feed_forward=29_568, layers=80, widths=(8192, 1024)),
+    "405B": model(
+        vocabulary=128_256, hidden=16_384, feed_forward=53_248, layers=126, widths=(16_384, 1024), biases=False
+    ),
 }
 
 
 LAYOUT_MODELS = {
-    "Qwen3-8B": model(vocabulary=151_936, hidden=4096, feed_forward=12_288, layers=36, key_value=1024, biases=False),
+    "Qwen3-8B": model(
+        vocabulary=151_936, hidden=4096, feed_forward=12_288, layers=36, widths=(4096, 1024), biases=False
+    ),
     "Qwen3-32B": model(
-        vocabulary=151_936, hidden=5120, feed_forward=25_600, layers=64, key_value=1024, query=8192, biases=False
+        vocabulary=151_936, hidden=5120, feed_forward=25_600, layers=64, widths=(8192, 1024), biases=False
     ),
     "Qwen3-30B-A3B": model(
         vocabulary=151_936,
         hidden=2048,
         feed_forward=768,
         layers=48,
-        key_value=512,
-        query=4096,
+        widths=(4096, 512),
         biases=False,
         experts=(128, 8),
     ),
     "Llama-3.3-70B": model(
-        vocabulary=128_256, hidden=8192, feed_forward=28_672, layers=80, key_value=1024, biases=False
+        vocabulary=128_256, hidden=8192, feed_forward=28_672, layers=80, widths=(8192, 1024), biases=False
     ),
 }
 """Models with 8 heads of keys or more, but for Qwen3-30B-A3B, which has 4."""
