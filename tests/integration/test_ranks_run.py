@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from streamrl_cli.jobfile import load_job
+from support.model_families import save_tiny
 from support.runs import LocalRun, wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "chain-sum.yaml"
@@ -25,13 +26,24 @@ DEADLINE_S = 500.0
 pytestmark = pytest.mark.timeout(1200)
 
 
+_LONG = [pytest.mark.soak, pytest.mark.timeout(7200)]
+EXPERTS = [
+    "spec.model={path: {directory: model}}",
+    "spec.task.rewards=[{name: digits, regex: {pattern: '^[0-9]+'}}]",
+    "spec.trainer.learningRate=0.01",
+]
+"""A mixture of experts, which learns to begin with a digit."""
+
+
 @pytest.mark.parametrize(
     ("parallelism", "kills"),
-    [({}, 1), pytest.param({"tensor": 2}, 10, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])],
-    ids=["shards", "tensor"],
+    [({}, 1), *(pytest.param({axis: 2}, 10, marks=_LONG) for axis in ("tensor", "context", "expert"))],
+    ids=str,
 )
 def test_it_learns_and_survives_kills_of_ranks(tmp_path: Path, parallelism: dict[str, Any], kills: int) -> None:
-    job = load_job(EXAMPLE, overrides=SMALL).model_dump(mode="json", by_alias=True, exclude_none=True)
+    overrides = [*SMALL, *(EXPERTS if "expert" in parallelism else [])]
+    save_tiny("qwen3_moe", tmp_path / "model")
+    job = load_job(EXAMPLE, overrides=overrides, local=False).model_dump(mode="json", by_alias=True, exclude_none=True)
     job["spec"]["trainer"] |= {"processesPerNode": 2, "rankTimeoutSeconds": 120, "parallelism": parallelism}
     for module in EXAMPLE.parent.glob("*.py"):
         (tmp_path / module.name).write_text(module.read_text())

@@ -167,7 +167,7 @@ def other_cell(cell: object) -> object:
         case str():
             return chr(ord(cell[0]) ^ 1) + cell[1:]
         case bytes():
-            return bytes([cell[0] ^ 1]) + cell[1:]
+            return bytes([cell[0] ^ 1]) + cell[1:] if cell else b"\1"
         case int():
             return cell ^ 64  # no other row's key
         case _:
