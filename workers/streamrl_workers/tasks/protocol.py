@@ -62,7 +62,7 @@ COMMAND = struct.Struct("<cI")
 MAX_ITEM_BYTES = PROMPT_BYTES
 """Of an item as its agents read it."""
 MAX_REFERENCE_CHARS = 16_384
-"""Of a reference answer, and of an item's metadata: groups in memory hold them."""
+"""Maximum characters of a reference answer, and of an item's metadata: groups in memory hold them until they are scored."""
 MAX_ROW_BYTES = 2 * PROMPT_BYTES
 """Of a row as JSON: what a program asks has a bound far below it (`agents/endpoint.py`), also with each character escaped."""
 
