@@ -97,6 +97,7 @@ def test_a_class_that_is_no_plug_in_is_one_line(name: str, line: str, directory:
     [
         ({}, [f"{OPTIONS}.tau: is required; give "]),
         ({"tau": "1"}, [f"{OPTIONS}.tau: must be "]),
+        ({"tau": 1, "lr": 2}, [f"{OPTIONS}.lr: is not a known field; known: "]),
         ({"tau": 1, "mostTokens": 1.5, "taw": 2}, [f"{OPTIONS}.mostTokens: must be ", f"{OPTIONS}.taw: is not a known field; did you mean tau?"]),
     ],
 )  # fmt: skip
