@@ -136,6 +136,13 @@ def test_a_chat_template_that_is_not_used_is_a_warning(tmp_path: Path) -> None:
     tokenizer = tmp_path / "model" / "tokenizer_config.json"
     tokenizer.parent.mkdir()
     plain = job_with("spec.model={path: {directory: model}}")
+    tokens = job_with(  # rows of tokens, which no template wrote
+        "spec.model={path: {directory: model}}",
+        "spec.task={dataset: {jsonl: {path: y}}, groupSize: 1, sampling: {maxTokens: 8}}",
+        "spec.algorithm={supervised: {answers: Tokens}}",
+        "spec.pipeline.mode=StreamSync",
+        "spec.generators=[]",
+    )
     for config, job, count in (
         ({"chat_template": "{{ messages }}"}, plain, 1),
         (
@@ -143,6 +150,7 @@ def test_a_chat_template_that_is_not_used_is_a_warning(tmp_path: Path) -> None:
             job_with("spec.model={path: {directory: model}}", "spec.task.chat={}"),
             0,
         ),
+        ({"chat_template": "{{ messages }}"}, tokens, 0),
         ({}, plain, 0),
     ):
         tokenizer.write_text(json.dumps(config))
