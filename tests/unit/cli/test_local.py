@@ -208,13 +208,14 @@ class Mine(GroupAlgorithm):
     raise RuntimeError("it is read, not run")
     class Options(PluginOptions):
         most_tokens: int = 8
+        rate: float = Field(default=1.0, alias="learningRate")
 """
 
 
 @pytest.mark.parametrize(
     ("algorithm", "expected"),
     [
-        ("{class: 'loss:Mine', options: {mostTokens: 3}}", []),
+        ("{class: 'loss:Mine', options: {mostTokens: 3, learningRate: 0.5}}", []),
         ("{class: 'loss:Mein'}", ["class: names a class that loss.py does not define"]),
         ("{class: 'loss:Mine', options: {mostToken: 3}}", ["options.mostToken: is not an option of Mine"]),
         ("{class: 'los:Mine'}", ["class: names a module that is not beside the job file ({directory})"]),
