@@ -14,7 +14,6 @@ from pathlib import Path
 from streamrl.errors import UserError
 from streamrl.files import read_json
 from streamrl.spec import RLJob
-from streamrl.spec.algorithm import SupervisedSpec
 from streamrl.spec.base import SpecModel, is_url
 from streamrl.spec.parse import suggest
 from streamrl.spec.task import SingleTask
@@ -190,11 +189,14 @@ def _check_dataset(job: RLJob, base_dir: Path) -> Iterator[UserError]:
             yield from _check_dataset_source(task, dataset.hugging_face, base_dir)
 
 
+def _imitates_tokens(job: RLJob) -> bool:
+    supervised = job.spec.algorithm.supervised
+    return supervised is not None and supervised.answers == "Tokens"
+
+
 def _check_first_lines(job: RLJob, task: SingleTask, dataset: JsonlDataset, base_dir: Path) -> Iterator[UserError]:
-    algorithm = job.spec.algorithm.value
-    of_tokens = isinstance(algorithm, SupervisedSpec) and algorithm.answers == "Tokens"
     try:
-        check_first_lines(dataset, base_dir=base_dir, answered=not of_tokens)
+        check_first_lines(dataset, base_dir=base_dir, answered=not _imitates_tokens(job))
     except UserError as problem:
         field = f"{task.field}{problem.field.removeprefix('spec.task')}"
         yield UserError(field=field, rule=problem.rule, got=problem.got, fix=problem.fix)
@@ -353,7 +355,12 @@ def _check_chat(job: RLJob, base_dir: Path) -> Iterator[UserError]:
 def unused_template(job: RLJob, *, base_dir: Path) -> Iterator[str]:
     """Yield a line if the model has a chat template and prompts go to it without one."""
     path = job.spec.model.path if job.spec.has_model and job.spec.task.agent is None else None
-    if path is None or is_url(path.directory) or not (base_dir / path.directory / "tokenizer_config.json").is_file():
+    if (
+        path is None
+        or _imitates_tokens(job)
+        or is_url(path.directory)
+        or not (base_dir / path.directory / "tokenizer_config.json").is_file()
+    ):
         return
     plain = [task for task in job.spec.task.tasks if task.chat is None and task.format is None]
     if plain and _has_template(base_dir / path.directory):

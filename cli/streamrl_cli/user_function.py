@@ -92,11 +92,10 @@ def _check_options(definition: ast.ClassDef, *, plugin: Plugin) -> Iterator[User
     )
     if options is None or [ast.unparse(base).rpartition(".")[2] for base in options.bases] != ["PluginOptions"]:
         return  # fields of other bases would have to be imported
-    known = {
-        to_camel(node.target.id): node.value is not None
-        for node in options.body
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    }
+    fields = [node.target for node in options.body if isinstance(node, ast.AnnAssign)]
+    known = [to_camel(name.id) for name in fields if isinstance(name, ast.Name)]
+    given = [word.value for word in ast.walk(options) if isinstance(word, ast.keyword) and word.arg == "alias"]
+    known += [str(name.value) for name in given if isinstance(name, ast.Constant)]
     field = f"{plugin.kind.field}.options"
     for name in plugin.named.options:
         if name not in known:

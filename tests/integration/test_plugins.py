@@ -21,6 +21,7 @@ class Weighted(GroupAlgorithm):
 
     protocol = 1
     aggregation = "TokenMean"
+    skips_equal = False
 
     class Options(PluginOptions):
         beta: float

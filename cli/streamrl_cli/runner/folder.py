@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ def private_files() -> Iterator[int]:
 
 
 def create_folder(job: RLJob, *, base_dir: Path, parent: Path, path: Path | None = None) -> RunFolder:
-    """Make a new run folder under `parent` (or exactly `path`) and store the job in it. A run folder without a step is emptied first.
+    """Make a new run folder under `parent` (or exactly `path`) and store the job in it. That of a run that ended without a step is emptied first.
 
     Raises `UserError`: the folder has something else, is in use, or cannot be written.
     """
@@ -113,21 +113,34 @@ def _empty(folder: Path) -> None:
     foreign = {name for name in names if name not in _OF_A_RUN and not name.startswith(keys.FILE_JOURNAL)}
     if foreign or FILE_RUN not in names:
         raise _not_empty(folder)
+    if FILE_LOCK not in names:  # the run that made the folder may still copy a checkpoint into it
+        rule, fix = "has a run that has not begun", "wait until it has, use --resume, or remove the folder"
+        raise UserError(field="--run-dir", rule=rule, got=str(folder), fix=fix)
     with hold(folder / FILE_LOCK, run=str(folder)):
         if _has_step(folder):
             raise _not_empty(folder)
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            elif path.name != FILE_LOCK:
+            else:
                 path.unlink()
 
 
 def _has_step(folder: Path) -> bool:
-    """Whether the run has taken a step of its own; a checkpoint that it took over is none."""
-    lines = folder / keys.DIR_METRICS / "steps.jsonl"
+    """Return whether the run has taken a step of its own; a checkpoint that it took over is none."""
+    from streamrl_workers.scheduler.journal.store import (
+        open_for_reading,
+        translated,
+    )  # half a second, and needed here alone
+    from streamrl_workers.scheduler.journal.tables import read_steps
+
+    lines, journal = folder / keys.DIR_METRICS / "steps.jsonl", folder / keys.FILE_JOURNAL
     if lines.exists() and lines.stat().st_size:
         return True
+    # A line comes after its record, and may be lost. A journal that cannot be read is one that a start has left half made.
+    with suppress(UserError), translated(journal), closing(open_for_reading(journal)) as connection:
+        if read_steps(connection):
+            return True
     adopted = (folder / keys.FILE_ADOPTED).exists()
     return len(list((folder / keys.DIR_CHECKPOINTS).glob("step-*[0-9]"))) > adopted
 

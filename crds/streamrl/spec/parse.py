@@ -97,7 +97,8 @@ def unknown_field(field: str, *, name: str, section: Schema) -> UserError:
     """The error for a field `name` that a section does not have; `field`: how it is told."""
     if why := refusals(section).get(name):
         return UserError(field=field, rule=f"is refused: {why}")
-    if here := PEERS_NAMES.get(name):
+    in_job = field.rpartition(" ")[2].startswith("spec.")  # and not an option of a plug-in, which has fields of its own
+    if in_job and (here := PEERS_NAMES.get(name)):
         return UserError(field=field, rule="is not a known field", fix=f"here it is spec.{here}")
     return UserError(field=field, rule="is not a known field", fix=suggest(name, children(section)))
 

@@ -136,6 +136,13 @@ def test_a_chat_template_that_is_not_used_is_a_warning(tmp_path: Path) -> None:
     tokenizer = tmp_path / "model" / "tokenizer_config.json"
     tokenizer.parent.mkdir()
     plain = job_with("spec.model={path: {directory: model}}")
+    tokens = job_with(  # rows of tokens, which no template wrote
+        "spec.model={path: {directory: model}}",
+        "spec.task={dataset: {jsonl: {path: y}}, groupSize: 1, sampling: {maxTokens: 8}}",
+        "spec.algorithm={supervised: {answers: Tokens}}",
+        "spec.pipeline.mode=StreamSync",
+        "spec.generators=[]",
+    )
     for config, job, count in (
         ({"chat_template": "{{ messages }}"}, plain, 1),
         (
@@ -143,6 +150,7 @@ def test_a_chat_template_that_is_not_used_is_a_warning(tmp_path: Path) -> None:
             job_with("spec.model={path: {directory: model}}", "spec.task.chat={}"),
             0,
         ),
+        ({"chat_template": "{{ messages }}"}, tokens, 0),
         ({}, plain, 0),
     ):
         tokenizer.write_text(json.dumps(config))
@@ -200,13 +208,14 @@ class Mine(GroupAlgorithm):
     raise RuntimeError("it is read, not run")
     class Options(PluginOptions):
         most_tokens: int = 8
+        rate: float = Field(default=1.0, alias="learningRate")
 """
 
 
 @pytest.mark.parametrize(
     ("algorithm", "expected"),
     [
-        ("{class: 'loss:Mine', options: {mostTokens: 3}}", []),
+        ("{class: 'loss:Mine', options: {mostTokens: 3, learningRate: 0.5}}", []),
         ("{class: 'loss:Mein'}", ["class: names a class that loss.py does not define"]),
         ("{class: 'loss:Mine', options: {mostToken: 3}}", ["options.mostToken: is not an option of Mine"]),
         ("{class: 'los:Mine'}", ["class: names a module that is not beside the job file ({directory})"]),

@@ -16,8 +16,11 @@ from streamrl_cli.runner.folder import create_folder, hold, newest_folder, open_
 from streamrl_cli.runner.plan import plan_run
 from streamrl_cli.runner.prepare import prepare_model
 from streamrl_cli.runner.unit import judge_exit
+from streamrl_workers.scheduler.records import StepTaken
 from support.command import streamrl
+from support.histories import attempt, plan
 from support.jobs import simulated_job, write_prompts
+from support.journals import OpenJournal
 
 
 def test_the_plan_names_every_process() -> None:
@@ -125,11 +128,32 @@ def test_a_run_without_a_step_leaves_its_folder_to_the_next_one(tmp_path: Path) 
 def test_a_run_with_a_step_or_with_something_else_keeps_its_folder(left: str, tmp_path: Path) -> None:
     job, path = parse_job(simulated_job()), tmp_path / "run"
     create_folder(job, base_dir=tmp_path, parent=tmp_path, path=path)
+    (path / "lock").touch()
     (path / left).parent.mkdir(exist_ok=True)
     (path / left).write_text("x")
     with pytest.raises(UserError, match="or a run's without a step"):
         create_folder(job, base_dir=tmp_path, parent=tmp_path, path=path)
     assert (path / left).read_text() == "x"
+
+
+async def test_a_step_of_the_journal_without_a_line_keeps_the_folder(tmp_path: Path) -> None:
+    job, path = parse_job(simulated_job()), tmp_path / "run"
+    create_folder(job, base_dir=tmp_path, parent=tmp_path, path=path)
+    (path / "lock").touch()
+    opened = OpenJournal(path / keys.FILE_JOURNAL)
+    await opened.write([attempt(1, 0), *plan(0, 1), StepTaken(attempt=1, step=0, group_ids=(0,))])
+    opened.journal.close()
+    with pytest.raises(UserError, match="or a run's without a step"):
+        create_folder(job, base_dir=tmp_path, parent=tmp_path, path=path)
+
+
+def test_a_folder_whose_run_has_not_begun_is_left_to_it(tmp_path: Path) -> None:
+    """Another start that copies a checkpoint into it holds no lock yet."""
+    job, path = parse_job(simulated_job()), tmp_path / "run"
+    create_folder(job, base_dir=tmp_path, parent=tmp_path, path=path)
+    with pytest.raises(UserError, match="has a run that has not begun"):
+        create_folder(parse_job(simulated_job(steps=3)), base_dir=tmp_path, parent=tmp_path, path=path)
+    assert open_folder(path).job == job
 
 
 def test_a_run_that_goes_on_keeps_its_folder(tmp_path: Path) -> None:

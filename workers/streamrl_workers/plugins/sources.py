@@ -31,11 +31,13 @@ def module_file(module: str) -> Path | None:
     """Find the source of an installed module. None: there is none."""
     top, *parts = module.split(".")
     installed = importlib.util.find_spec(top)
-    if installed is None or installed.origin is None:
+    if installed is None:
         return None
-    origin = Path(installed.origin)
-    root = origin.parent if origin.name == "__init__.py" else origin.with_suffix("")
-    return source_file(root.joinpath(*parts))
+    if installed.submodule_search_locations is not None:  # a package, perhaps without a file of its own
+        roots = [Path(place) for place in installed.submodule_search_locations]
+    else:
+        roots = [Path(installed.origin).with_suffix("")] if installed.origin else []
+    return next(filter(None, (source_file(root.joinpath(*parts)) for root in roots)), None)
 
 
 def local_modules(names: Iterable[str], directory: Path) -> dict[str, Path]:
@@ -44,19 +46,31 @@ def local_modules(names: Iterable[str], directory: Path) -> dict[str, Path]:
     waiting = list(names)
     while waiting:
         name = waiting.pop()
-        file, package = directory / f"{name}.py", directory / name
         if name in found:
             continue
-        if file.is_file():
-            found[name] = file
-            waiting.extend(_imports(file.read_bytes()))
-        elif any(package.glob("*.py")):
-            found[name] = package
+        if (path := _local_module(name, directory)) is not None:
+            found[name] = path
+            waiting.extend(imported for file in _sources(path) for imported in _imports(file.read_bytes()))
     return found
 
 
+def _local_module(name: str, directory: Path) -> Path | None:
+    file, package = directory / f"{name}.py", directory / name
+    if file.is_file():
+        return file
+    if any(package.glob("*.py")):
+        return package
+    # An installed package goes before a directory without a file of its own: `datasets/` beside the job is most often data.
+    return package if _sources(package) and importlib.util.find_spec(name) is None else None
+
+
+def _sources(path: Path) -> list[Path]:
+    """Return the Python files of a module: the file, or those in the directory of a package."""
+    return [path] if path.is_file() else sorted(path.rglob("*.py"))
+
+
 def _imports(source: bytes) -> Iterator[str]:
-    """Top-level names of the modules that a module imports, anywhere in it."""
+    """Yield the top-level names of the modules that a module imports, anywhere in it."""
     try:
         tree = syntax_tree(source)
     except ValueError:  # whoever imports it says so
@@ -86,7 +100,7 @@ def _code(module: str, *, directory: Path | None) -> str:
     files = {module: installed} if installed is not None else dict(sorted(local.items()))
     digest = hashlib.sha256()
     for name, path in files.items():
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        for file in _sources(path):
             digest.update(
                 f"{name}/{file.relative_to(path)}".encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest()
             )

@@ -279,7 +279,7 @@ class GroupTable:
     def store(self, group: Group, result: ScoredGroup) -> None:
         """Replace the group's samples by what is trained."""
         group.result, group.samples = result, []
-        group.prompt.text, group.prompt.tokens = "", b""
+        group.prompt.text, group.prompt.tokens, group.prompt.reference = "", b"", None
         self.unbuffer(group)
         self.buffer(group, result.size_bytes)
 
@@ -289,7 +289,8 @@ class GroupTable:
         self.live -= not group.recorded
         group.recorded = True
         self._release(group)
-        group.samples, group.min_versions, group.prompt.text = [], {}, ""
+        group.samples, group.min_versions = [], {}
+        group.prompt.text, group.prompt.reference = "", None
 
     def deliver(self, group: Group) -> None:
         """Note that the trainer has the group, and drop its samples from memory.

@@ -62,7 +62,9 @@ COMMAND = struct.Struct("<cI")
 MAX_ITEM_BYTES = PROMPT_BYTES
 """Of an item as its agents read it."""
 MAX_REFERENCE_CHARS = 16_384
-"""Of a reference answer, and of an item's metadata: groups in memory hold them."""
+"""Maximum characters of a reference answer, and of an item's metadata: groups in memory hold them until they are scored."""
+MAX_FAILURE_CHARS = 1000
+"""Maximum characters of a failure's text: each step's line and the status have the first one whole."""
 MAX_ROW_BYTES = 2 * PROMPT_BYTES
 """Of a row as JSON: what a program asks has a bound far below it (`agents/endpoint.py`), also with each character escaped."""
 
@@ -132,9 +134,9 @@ def failure(kind: FailureKind, error: str) -> dict[str, str]:
 
 def check_row(request: Request, row: Any, *, rewards: Sequence[Reward]) -> None:  # noqa: ANN401 - JSON
     """Raises `ForeignBytesError` unless `row` answers `request`."""
+    if _is_failure(row):
+        return
     match row:
-        case {"kind": str(kind), "error": str(text), **rest} if kind in _KINDS and _is_text(text) and not rest:
-            return
         case [str(text), [str() | None as answer, str(metadata)], parts] if isinstance(request, NeedPrompts):
             fits = max(len(answer or ""), len(metadata)) <= MAX_REFERENCE_CHARS
             if fits and all(map(_is_text, (text, answer or "", metadata))) and (parts is None or _is_shown(parts)):
@@ -168,12 +170,17 @@ def agent_row(request: Request, row: Any) -> Any:  # noqa: ANN401 - JSON
 
 def item_row(row: Any) -> Any:  # noqa: ANN401 - JSON
     """What the item reader answered. Raises `ForeignBytesError` for anything else."""
-    match row:
-        case str() if len(row) <= MAX_ITEM_BYTES:
-            return row
-        case {"kind": str(kind), "error": str(text), **rest} if kind in _KINDS and _is_text(text) and not rest:
-            return row
+    if _is_failure(row) or (isinstance(row, str) and len(row) <= MAX_ITEM_BYTES):
+        return row
     raise ForeignBytesError("a message is no item")
+
+
+def _is_failure(row: Any) -> bool:  # noqa: ANN401 - JSON
+    """Return whether this is the row of a failure."""
+    match row:
+        case {"kind": str(kind), "error": str(text), **rest}:
+            return kind in _KINDS and len(text) <= MAX_FAILURE_CHARS and _is_text(text) and not rest
+    return False
 
 
 def prompt_row(

@@ -42,7 +42,7 @@ ITEMS_KEPT = 1024
 """A group's samples come close together; an item that fell out is made again."""
 MAX_ERROR_CHARS = 500
 MAX_PLACE_CHARS = 100
-"""Of the path of a file with an error."""
+"""Maximum characters of the path of a file with an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

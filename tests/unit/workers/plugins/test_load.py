@@ -12,7 +12,7 @@ from streamrl.plugins import PROTOCOL
 from streamrl.spec import RLJobSpec
 from streamrl_workers.models.prepare import prepare
 from streamrl_workers.plugins.load import check_plugins
-from streamrl_workers.plugins.sources import code_fingerprint
+from streamrl_workers.plugins.sources import code_fingerprint, local_modules
 from streamrl_workers.scheduler.settings import SchedulerEnvironment
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.settings import read_settings
@@ -97,6 +97,7 @@ def test_a_class_that_is_no_plug_in_is_one_line(name: str, line: str, directory:
     [
         ({}, [f"{OPTIONS}.tau: is required; give "]),
         ({"tau": "1"}, [f"{OPTIONS}.tau: must be "]),
+        ({"tau": 1, "lr": 2}, [f"{OPTIONS}.lr: is not a known field; known: "]),
         ({"tau": 1, "mostTokens": 1.5, "taw": 2}, [f"{OPTIONS}.mostTokens: must be ", f"{OPTIONS}.taw: is not a known field; did you mean tau?"]),
     ],
 )  # fmt: skip
@@ -167,6 +168,36 @@ def test_the_fingerprint_is_of_the_class_and_of_what_it_imports_beside_it(tmp_pa
         seen.append(code_fingerprint(spec, directory=tmp_path))
     assert seen[0] == seen[1]
     assert len({code[CLASS] for code in seen}) == 3
+
+
+@pytest.mark.parametrize("changed", ["parts/deep/loss.py", "helpers.py"])
+def test_the_fingerprint_sees_packages_without_a_file_of_their_own_and_what_they_import(
+    changed: str, tmp_path: Path
+) -> None:
+    (tmp_path / "parts/deep").mkdir(parents=True)
+    (tmp_path / "parts/deep/loss.py").write_text("import helpers\n")
+    (tmp_path / "helpers.py").write_text("x = 1\n")
+    spec = named("parts.deep.loss", "Mine")
+    before = code_fingerprint(spec, directory=tmp_path)
+    (tmp_path / changed).write_text("import helpers\nx = 2\n")
+    assert code_fingerprint(spec, directory=tmp_path) != before
+
+
+def test_a_folder_named_like_an_installed_package_is_no_module(tmp_path: Path) -> None:
+    (tmp_path / "torch/scripts").mkdir(parents=True)
+    (tmp_path / "torch/scripts/make.py").write_text("")
+    (tmp_path / "loss.py").write_text("import torch\n")
+    assert list(local_modules(["loss"], tmp_path)) == ["loss"]
+
+
+def test_code_of_an_installed_namespace_package_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nothing_of_its_own").mkdir()
+    (tmp_path / "nothing_of_its_own/loss.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = named("nothing_of_its_own.loss", "Mine")
+    before = code_fingerprint(spec, directory=None)
+    (tmp_path / "nothing_of_its_own/loss.py").write_text("x = 2\n")
+    assert code_fingerprint(spec, directory=None) != before
 
 
 def test_code_of_an_installed_package_is_seen_and_our_own_is_the_releases() -> None:

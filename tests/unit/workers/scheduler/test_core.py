@@ -7,10 +7,14 @@ from streamrl_workers.scheduler import effects as fx
 from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler import rollout
 from streamrl_workers.scheduler.core import Core
-from streamrl_workers.scheduler.model import GroupState
+from streamrl_workers.scheduler.dispatch.order import IN_ORDER
+from streamrl_workers.scheduler.lengths import LengthHistory, Lengths
+from streamrl_workers.scheduler.model import Group, GroupPrompt, GroupState, GroupTable, ScoredGroup, Window
+from streamrl_workers.scheduler.planning import PromptGroups, WaitingGroups
 from streamrl_workers.scheduler.records import Recovered
+from streamrl_workers.scheduler.settings import TaskSettings
 from streamrl_workers.stream.packing import pack_int32
-from streamrl_workers.tasks.values import Score
+from streamrl_workers.tasks.values import Reference, Score
 from support.core_events import Always, commands, end_samples, issued, joined, read_inbox, token, world
 from support.core_peers import is_evaluation
 from support.core_world import World, settings
@@ -503,3 +507,15 @@ def test_scored_groups_become_trajectories_in_portions(monkeypatch: pytest.Monke
             break
         effects = run.core.resume()
     assert made == [1] * len({score.group_id for score in scores})
+
+
+def test_a_scored_group_keeps_no_text_of_its_prompt():
+    """Groups stay in memory until a checkpoint covers their step."""
+    groups = GroupTable(Window(batch_groups=1, staleness=0, step=0))
+    waiting = WaitingGroups(groups, order=IN_ORDER, lengths=Lengths(LengthHistory(), signals=()), batch_groups=1)
+    source = PromptGroups(group_size=2, waiting=waiting)
+    prompt = GroupPrompt(index=0, text="2+2=", tokens=b"tokens", reference=Reference("4", '{"level": 1}'))
+    group = Group(group_id=0, prompt=prompt, source=source, task=TaskSettings(sampling=pb.Sampling()))
+    groups.add(group)
+    groups.store(group, ScoredGroup(samples=(), size_bytes=0, stats=None))
+    assert (prompt.text, prompt.tokens, prompt.reference) == ("", b"", None)

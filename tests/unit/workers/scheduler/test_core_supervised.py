@@ -1,14 +1,16 @@
 """Supervised jobs in the core: held-out rows reach the trainer behind its welcome, and nobody waits for generators that do not come."""
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 
 from streamrl.proto import stream_pb2 as pb
+from streamrl_workers.scheduler import records as rec
 from streamrl_workers.scheduler.core import Core
 from streamrl_workers.scheduler.evaluation import PATIENCE_LEASES
 from streamrl_workers.scheduler.records import Recovered
-from streamrl_workers.tasks.values import NeedPrompts
+from streamrl_workers.tasks.values import NeedPrompts, Reference
 from support.core_events import joined
 from support.core_rows import prompts_of
 from support.core_world import World, settings
@@ -102,3 +104,13 @@ def test_versions_that_nobody_is_to_have_are_forgotten_but_for_the_newest() -> N
         announcer.published(pb.VersionName(attempt=1, step=step, hash=b"h"), address="h:1")
         announcer.advance(recorded_steps=step)
     assert [step for step in range(100) if announcer.hash_of(step)] == [99]
+
+
+def test_the_archive_has_what_the_row_answers_beside_its_prompt() -> None:
+    run = supervised(evaluation_prompts=0, archived_percent=100)
+    need = run.prompts.popleft()
+    prompts = [replace(one, reference=Reference("4", '{"level": 1}')) for one in prompts_of(need, supervised=True)]
+    run.do(run.core.prompts_arrived(prompts))
+    (texts, *_) = [write.record.texts for write in run.unsynced if isinstance(write.record, rec.Scored)]
+    stored = pb.GroupTexts.FromString(texts)
+    assert (stored.prompt, stored.answer, stored.metadata) == (prompts[0].text, "4", '{"level": 1}')

@@ -22,6 +22,7 @@ SCORE = ScoreSample(group_id=0, sample_index=0, split="train", prompt_index=0, c
         (PROMPT, ["p", ["\ud800", ""], None]),
         (PROMPT, ["p"]),
         (PROMPT, 7),
+        (TURN, {"kind": "raised", "error": "x" * 1001}),
         (TURN, ["", 0.0, True]),
         (TURN, ["", float("inf"), True, False]),
         (TURN, ["\ud800", 0.0, False, False]),
@@ -35,7 +36,11 @@ def test_an_answer_that_does_not_fit_fails_its_item_alone(request_: Request, row
 def test_an_answer_that_fits_is_taken_as_it_is() -> None:
     for row in (["p", ["1", "{}"], None], ["p", [None, ""], None]):
         assert agent_row(PROMPT, row) == row
-    for row in (["", 1.0, True, False], ["ü" * (PROMPT_BYTES // 2), 0.0, False, True]):
+    for row in (
+        ["", 1.0, True, False],
+        {"kind": "raised", "error": "x" * 1000},
+        ["ü" * (PROMPT_BYTES // 2), 0.0, False, True],
+    ):
         assert agent_row(TURN, row) == row
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from itertools import islice
 
 from streamrl.proto import stream_pb2 as pb
-from streamrl.proto.literals import unmarked
 from streamrl_workers.scheduler.delivery import DeliveryOrder, TrainerLink, Why
 from streamrl_workers.scheduler.effects import Outbox
 from streamrl_workers.scheduler.generators import Fleet
@@ -49,8 +48,7 @@ class Demonstrations:
         sample.ended_at = self.fleet.epoch_s + self.fleet.now_s
         texts = b""
         if is_archived(group.group_id, share_percent=self.archived_percent):
-            prompt_text = unmarked(group.prompt.text)
-            texts = pb.GroupTexts(prompt=prompt_text, samples=[demonstrated_texts(shown)]).SerializeToString()
+            texts = group.prompt.texts([demonstrated_texts(shown)])
         self.lifecycle.store(group, [sample], texts=texts)
         self.groups.follow(group, GroupEvent.SUPPLY)
 

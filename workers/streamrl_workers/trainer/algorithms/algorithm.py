@@ -128,7 +128,7 @@ class Algorithm(ABC):
     compares: ClassVar[bool] = (
         True  # False: no policy drew the samples whose log-probs could be compared with the trainer's
     )
-    skips_equal: ClassVar[bool] = True  # False: groups of equal rewards have a gradient whatever the rewards
+    skips_equal: ClassVar[bool] = True  # False: groups whose advantages are all 0 have a gradient, and are trained
 
     def __init__(self, setup: AlgorithmSetup) -> None:
         # Options of a plug-in need not have these fields.

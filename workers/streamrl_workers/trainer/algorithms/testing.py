@@ -69,7 +69,7 @@ def check_loss(
 ) -> None:
     """Compare an algorithm's token losses and their gradients with those of a plain loop.
 
-    Also: no gradient but through `logprobs_N`, none where the mask leaves a token out, and the same losses however sequences are put together.
+    Also: no gradient but through `logprobs_N`, none where the mask leaves a token out or a group is skipped, and the same losses however sequences are put together.
     A divergence from the initial model is no part of the comparison of masks: it is added unweighed.
 
     Raises `AssertionError`: what differs.
@@ -87,6 +87,7 @@ def check_loss(
             assert not got[~_kept(batch)].any(), (
                 "a token that the mask leaves out has a gradient: multiply by `corrected(batch).weight_N`"
             )
+            _assert_skippable(algorithm, batch)
         _assert_apart(algorithm, batch, whole=loss.loss_N.detach())
     empty = algorithm.token_loss(_random_batch(0, lengths=()))
     assert empty.loss_N.shape == (0,), "a rank without work has no tokens: the loss must have none"
@@ -165,6 +166,17 @@ def _sequences(algorithm: Algorithm, batch: TokenBatch) -> list[list[Token]]:
             )
         )
     return sequences
+
+
+def _assert_skippable(algorithm: Algorithm, batch: TokenBatch) -> None:
+    """Check that a group that is skipped, as all of its advantages are 0, has no gradient."""
+    if not isinstance(algorithm, GroupAlgorithm) or not algorithm.skips_equal:
+        return
+    loss = algorithm.token_loss(replace(batch, advantages_N=torch.zeros_like(batch.advantages_N)))
+    (got,) = torch.autograd.grad(loss.loss_N.sum(), batch.logprobs_N, allow_unused=True, materialize_grads=True)
+    assert not got.any(), (
+        "tokens without an advantage have a gradient, and groups of them are skipped: say `skips_equal = False`"
+    )
 
 
 def _assert_apart(algorithm: Algorithm, batch: TokenBatch, *, whole: torch.Tensor) -> None:
