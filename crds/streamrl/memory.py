@@ -42,6 +42,7 @@ class ModelSizes:
     trained: int  # parameters with a gradient: all, those of the adapters, or those of side path and last layers
     matrices: int  # of the trained ones, those in matrices of the transformer blocks: `Muon` keeps one moment of each
     embeddings: int  # parameters of embeddings and head, once if they are tied
+    experts: int = 0  # parameters of all experts
     vocabulary: int
     hidden: int
     feed_forward: int  # of all experts that a token passes
@@ -120,7 +121,8 @@ def rank_memory(
     single = 0 if trainer.optimizer == "AdamW" else sizes.matrices * (1 + (critic and critic_trained == sizes.trained))
     weights = sizes.parameters * (1 + critic + target) + frozen_parameters
     tensor = trainer.parallelism.tensor
-    block = (sizes.parameters - sizes.embeddings) // sizes.layers // tensor
+    common = sizes.parameters - sizes.embeddings - sizes.experts
+    block = (common + sizes.experts // trainer.parallelism.expert) // sizes.layers // tensor
     largest = sizes.vocabulary * sizes.hidden
     head = largest // tensor
     gathered = (_GATHERED_BLOCKS * block + 2 * (sizes.embeddings - largest + head)) * number

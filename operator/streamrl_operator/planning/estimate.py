@@ -60,6 +60,11 @@ class Architecture:
         return self.layers * (attention + feed_forward + norms) + self.embeddings + self.hidden
 
     @property
+    def stack(self) -> int:
+        """Of them, those of the experts of a layer; 0: it has one feed-forward layer."""
+        return 3 * self.hidden * self.feed_forward * self.experts if self.experts > 1 else 0
+
+    @property
     def active_parameters(self) -> int:
         """Of them, those that a token passes."""
         idle = 3 * self.hidden * self.feed_forward * (self.experts - self.used_experts)
@@ -244,6 +249,7 @@ def _sizes(job: RLJob, architecture: Architecture) -> ModelSizes:
         trained=_trained(job, architecture),
         matrices=_matrices(job, architecture),
         embeddings=architecture.embeddings,
+        experts=architecture.layers * architecture.stack,
         vocabulary=architecture.vocabulary,
         hidden=architecture.hidden,
         feed_forward=architecture.feed_forward * architecture.used_experts,
@@ -347,5 +353,4 @@ def _matrices(job: RLJob, architecture: Architecture) -> int:
         return trained
     blocks = trained if trainer.sherl is not None else trained - architecture.embeddings
     layers = architecture.layers if trainer.sherl is None else min(trainer.sherl.late_layers, architecture.layers)
-    stacks = 3 * architecture.hidden * architecture.feed_forward * architecture.experts * layers
-    return blocks - stacks if architecture.experts > 1 else blocks
+    return blocks - architecture.stack * layers

@@ -22,6 +22,8 @@ QWEN25_7B = ModelSizes(
     layers=28,
 )
 SHORT = replace(QWEN25_7B, positions=8192)
+MIXTURE = replace(QWEN25_7B, experts=28 * 3 * 3584 * 18_944)
+"""As if the feed-forward layers were experts."""
 ADAPTERS = 40_000_000
 TURNS = {"python": {"function": "games:play"}, "maxTurns": 4}
 
@@ -83,6 +85,8 @@ def task_of(*, tokens: int = 1024, **changes: Any) -> Task:
         ({"cpuOffload": True, "precision": "BF16"}, "gathered", 5.4),
         ({"processesPerNode": 8, "parallelism": {"tensor": 2}}, "parameters", 3.5),
         ({"processesPerNode": 8, "parallelism": {"tensor": 2}, "precision": "BF16"}, "gathered", 3.7),
+        ({"processesPerNode": 8, "precision": "BF16", "sizes": MIXTURE}, "gathered", 5.4),
+        ({"processesPerNode": 8, "parallelism": {"expert": 8}, "precision": "BF16", "sizes": MIXTURE}, "gathered", 4.4),
         ({"processesPerNode": 2, "parallelism": {"tensor": 2}}, "logits", 1.8),
         ({"processesPerNode": 2, "parallelism": {"tensor": 2}}, "activations", 119.9),
         ({"critic": True}, "parameters", 56.7),

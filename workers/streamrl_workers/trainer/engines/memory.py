@@ -21,6 +21,7 @@ from streamrl_workers.models.free_memory import free_bytes, total_bytes
 from streamrl_workers.models.load import count_parameters, load_structure
 from streamrl_workers.models.side_path import train_side_path
 from streamrl_workers.trainer.algorithms.algorithm import Algorithm
+from streamrl_workers.trainer.engines.expert_parallel import stacks_of
 from streamrl_workers.trainer.engines.optimiser import muon_parameters
 
 _GIB = 2**30
@@ -116,6 +117,7 @@ def sizes_of(model_path: str, *, trainer: Trainer) -> ModelSizes:
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
         matrices=sum(p.numel() for p in muon_parameters(model)),
         embeddings=sum(inner.values()),
+        experts=sum(p.numel() for stack in stacks_of(model) for p in stack.parameters()),
         vocabulary=config.vocab_size,
         hidden=hidden,
         feed_forward=wide * (getattr(config, "num_experts_per_tok", None) or 1),
