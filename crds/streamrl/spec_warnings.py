@@ -98,7 +98,7 @@ def _of_trainer(trainer: Trainer) -> Iterator[UserError]:
     if trainer.engine.common.needs_model:
         field = "spec.trainer.pod.resources.limits"
         yield from _idle_gpus(trainer.pod, used=trainer.processes_per_node, field=field, by="processesPerNode")
-        if trainer.precision == "FP32" and _has_device(trainer.pod):
+        if trainer.number_format == "FP32" and trainer.precision != "TF32" and _has_device(trainer.pod):
             yield UserError(
                 field="spec.trainer.precision",
                 rule="is FP32 on a GPU: slower passes, and twice the bytes of each version and of its keys and values",

@@ -98,7 +98,7 @@ class Rest:
     """A running job that needs nothing, while nothing but the time and its numbers changes."""
 
     until_s: float
-    """Monotonic: when it is to be looked at in any case."""
+    """Monotonic: latest time of the next reconcile."""
     calls: object
     """Of the numbers then."""
     max_cost: MaxCost | None
@@ -325,9 +325,9 @@ async def read_at_rest(
     clock: OperatorClock,
     aside: Callable[[], AbstractAsyncContextManager[None]],
 ) -> float | None:
-    """Read the numbers of a job at rest of which nothing has changed, where they were read last: nothing else of it is looked at.
+    """Read the numbers of a job at rest, at the address of the last reading, and nothing else of it.
 
-    Return for how long it goes on resting; None: it needs a reconcile.
+    Return how long it will rest; None: it needs a reconcile.
     """
     rest, now_s = memory.rest, clock.monotonic()
     if rest is None or now_s >= rest.until_s:
@@ -342,7 +342,7 @@ async def read_at_rest(
 
 
 async def _page(cluster: CachedCluster, key: Key, *, address: str | None) -> tuple[bytes | None, str]:
-    """The page, or why it is not to be had. `address`: as of `Memory`."""
+    """Return the page, or why it cannot be read. `address`: as of `Memory`."""
     try:
         return await cluster.client.read_page(
             namespace=key[0],

@@ -16,7 +16,9 @@
 Owns what is a call in a text. Does not own which layout a chat template has (`tasks/chat.py`), nor which tokens stay in texts
 (`answer_marks.py`). The parsers of transformers know three of these layouts, and raise at a call that they cannot read.
 
-Invariant: if one call of a turn cannot be read, the turn has none, and its text is as it was. A call in a thought is text, unless asked.
+Invariants:
+- If one call of a turn cannot be read, the turn has none, and its text is as it was. A call in a thought is text, unless asked.
+- Reading takes time in proportion to the text, whatever the model writes: no pattern looks for the same end twice.
 """
 
 import ast
@@ -66,6 +68,11 @@ class Layout:
     """A token that only tokenizers of this layout have."""
 
 
+def _between(begin: str, end: str) -> str:
+    """Return the pattern of calls between two marks. A mark without an end takes the rest: no later one has an end either."""
+    return rf"{begin}(?:(?P<calls>.*?){end}|.*)"
+
+
 def _marked(pattern: str, read_body: BodyReader) -> Reader:
     """Read calls where a regular expression finds them, in its group `calls`."""
     calls_alone, either = (re.compile(one, re.DOTALL) for one in (pattern, f"{pattern}|{_THOUGHT}"))
@@ -87,6 +94,28 @@ def _marked(pattern: str, read_body: BodyReader) -> Reader:
         return TurnParts(content="".join([*rest, text[end:]]).strip(), calls=tuple(calls))
 
     return read
+
+
+def _whole(opening: str, closing: str, read_body: BodyReader, *, marks: tuple[str, str] = ("", "")) -> Reader:
+    """Read calls that are a whole turn, from `opening` to `closing`. `marks`: that may stand around them."""
+    before, after = (f"(?:{mark})?" if mark else "" for mark in marks)
+    end = rf"{after}\s*\Z"
+    marked = _marked(rf"{_TURN}{before}(?P<calls>{opening}.*{closing}){end}", read_body)
+    ended = re.compile(closing + end)
+
+    def read(text: str, *, tools: Tools, in_thoughts: bool) -> TurnParts:
+        return marked(text, tools=tools, in_thoughts=in_thoughts) if ended.search(text) else TurnParts(content=text)
+
+    return read
+
+
+def _consecutive(pattern: "re.Pattern[str]", text: str) -> "list[re.Match[str]] | None":
+    """Return the matches of which a text consists; None: it has more than these and space."""
+    matches, end = [], 0
+    while match := pattern.match(text, end):
+        matches.append(match)
+        end = match.end()
+    return None if text[end:].strip() else matches
 
 
 _UNREADABLE = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
@@ -137,7 +166,7 @@ def _mistral(body: str, tools: Tools) -> list[Call]:
     return [_named_json(name.partition("[CALL_ID]")[0], arguments)]
 
 
-_DEEPSEEK_CALL = re.compile(r"<｜tool▁call▁begin｜>(.*?)<｜tool▁call▁end｜>", re.DOTALL)
+_DEEPSEEK_CALL = re.compile(_between("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"), re.DOTALL)
 _DEEPSEEK_BLOCK = re.compile(r"function<｜tool▁sep｜>(?P<name>[^\n]*)\n```json\n(?P<arguments>.*)\n```\s*", re.DOTALL)
 
 
@@ -160,9 +189,9 @@ def _glm(body: str, tools: Tools) -> list[Call]:
 # ---- tags
 
 _QWEN_CALL = re.compile(r"\s*<function=(?P<name>[^>\n]+)>(?P<pairs>.*)</function>\s*", re.DOTALL)
-_QWEN_PAIR = re.compile(r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL)
+_QWEN_PAIR = re.compile(r"\s*<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>", re.DOTALL)
 _GLM_CALL = re.compile(r"\s*(?P<name>[^<\s]+)\s*(?P<pairs>.*)", re.DOTALL)
-_GLM_PAIR = re.compile(r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL)
+_GLM_PAIR = re.compile(r"\s*<arg_key>(?P<key>[^<]*)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>", re.DOTALL)
 
 
 def _tagged(call: "re.Pattern[str]", pair: "re.Pattern[str]") -> BodyReader:
@@ -170,10 +199,10 @@ def _tagged(call: "re.Pattern[str]", pair: "re.Pattern[str]") -> BodyReader:
 
     def read(body: str, tools: Tools) -> list[Call]:
         found = call.fullmatch(body)
-        if found is None or pair.sub("", found["pairs"]).strip():
+        pairs = None if found is None else _consecutive(pair, found["pairs"])
+        if found is None or pairs is None:
             raise ValueError("no call")
         types = _types(found["name"], tools)
-        pairs = pair.finditer(found["pairs"])
         return [(found["name"], {one["key"]: _typed(one["value"], types.get(one["key"], "string")) for one in pairs})]
 
     return read
@@ -239,7 +268,7 @@ def _key(node: ast.AST | None) -> str:
 # ---- channels
 
 _MESSAGE = re.compile(
-    r"(?:<\|start\|>assistant)?(?P<head>[^<]*)<\|channel\|>(?P<channel>\w+)(?P<more>[^<]*(?:<\|constrain\|>[^<]*)?)"
+    r"\s*+(?:<\|start\|>assistant)?(?P<head>[^<]*)<\|channel\|>(?P<channel>\w++)(?P<more>[^<]*(?:<\|constrain\|>[^<]*)?)"
     r"<\|message\|>(?P<body>.*?)(?:<\|end\|>|(?=<\|start\|>)|\Z)",
     re.DOTALL,
 )
@@ -259,23 +288,28 @@ def _harmony(text: str, *, tools: Tools, in_thoughts: bool) -> TurnParts:
 
 def _addressed(text: str) -> Iterator[tuple[str, str]]:
     """Yield the messages that go to a tool."""
-    for message in _MESSAGE.finditer(text):
-        if message["channel"] == "commentary" and (to := _RECIPIENT.search(message["head"] + message["more"])):
+    for message in _consecutive(_MESSAGE, text) or ():
+        if message["channel"] == "commentary" and (to := _recipient(message)):
             yield to["name"], message["body"]
+
+
+def _recipient(message: "re.Match[str]") -> "re.Match[str] | None":
+    return _RECIPIENT.search(message["head"] + message["more"])
 
 
 def read_channels(text: str) -> TurnParts:
     """Return what a turn in channels says and thinks; another turn is its text. Messages to tools are neither."""
-    if "<|channel|>" not in text or _MESSAGE.sub("", text).strip():
+    messages = _consecutive(_MESSAGE, text)
+    if not messages:
         return TurnParts(content=text)
     said: dict[bool, list[str]] = {False: [], True: []}
-    for message in _MESSAGE.finditer(text):
-        if not _RECIPIENT.search(message["head"] + message["more"]):
+    for message in messages:
+        if not _recipient(message):
             said[message["channel"] == "analysis"].append(message["body"])
     return TurnParts(content="\n".join(said[False]), reasoning="\n".join(said[True]))
 
 
-_TOOL_CALL = r"<tool_call>(?P<calls>.*?)</tool_call>"
+_TOOL_CALL = _between("<tool_call>", "</tool_call>")
 
 LAYOUTS: Mapping[str, Layout] = {
     "hermes": Layout(read=_marked(_TOOL_CALL, _json_calls("arguments"))),
@@ -285,7 +319,7 @@ LAYOUTS: Mapping[str, Layout] = {
         read=_marked(r"\[TOOL_CALLS\](?P<calls>.*?)(?=\[TOOL_CALLS\]|\Z)", _mistral), mark="[TOOL_CALLS]"
     ),
     "deepseek": Layout(
-        read=_marked(r"<｜tool▁calls▁begin｜>(?P<calls>.*?)<｜tool▁calls▁end｜>", _deepseek),
+        read=_marked(_between("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"), _deepseek),
         mark="<｜tool▁calls▁begin｜>",
     ),
     "list": Layout(
@@ -293,20 +327,20 @@ LAYOUTS: Mapping[str, Layout] = {
         mark="<|tool_call|>",
     ),
     "lfm2": Layout(
-        read=_marked(r"<\|tool_call_start\|>(?P<calls>.*?)<\|tool_call_end\|>", _python_calls),
+        read=_marked(_between(r"<\|tool_call_start\|>", r"<\|tool_call_end\|>"), _python_calls),
         mark="<|tool_call_start|>",
     ),
-    "olmo": Layout(read=_marked(r"<function_calls>(?P<calls>.*?)</function_calls>", _python_calls)),
+    "olmo": Layout(read=_marked(_between("<function_calls>", "</function_calls>"), _python_calls)),
     "harmony": Layout(read=_harmony, mark="<|channel|>"),
     "llama": Layout(
-        read=_marked(_TURN + r"(?:<\|python_tag\|>)?(?P<calls>\{.*\})\s*\Z", _json_calls("parameters", "arguments")),
+        read=_whole(r"\{", r"\}", _json_calls("parameters", "arguments"), marks=(r"<\|python_tag\|>", "")),
         mark="<|python_tag|>",
     ),
     "pythonic": Layout(
-        read=_marked(_TURN + r"(?:<\|python_start\|>)?(?P<calls>\[.*\])(?:<\|python_end\|>)?\s*\Z", _python_calls),
+        read=_whole(r"\[", r"\]", _python_calls, marks=(r"<\|python_start\|>", r"<\|python_end\|>")),
         mark="<|python_start|>",
     ),
-    "glm": Layout(read=_marked(_TURN + r"(?P<calls>[^\s<{\[]+\n\{.*\})\s*\Z", _glm)),
+    "glm": Layout(read=_whole(r"[^\s<{\[]+\n\{", r"\}", _glm)),
 }
 """By name, in the order in which a template's own calls are tried."""
 

@@ -207,6 +207,38 @@ def test_types_of_tagged_arguments_are_those_of_the_schema() -> None:
     assert parts.calls == (("f", {"a": True, "b": "7", "c": [1], "d": "words", "unknown": "7"}),)
 
 
+_MANY = 100_000
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        ("hermes", "<tool_call>" * _MANY),
+        ("qwen_xml", "<tool_call><function=f>" + "<parameter=a>" * _MANY + "</function></tool_call>"),
+        ("glm_xml", "<tool_call>f" + "<arg_key>a</arg_key><arg_value>" * _MANY + "</tool_call>"),
+        ("deepseek", "<｜tool▁calls▁begin｜>" + "<｜tool▁call▁begin｜>" * _MANY + "<｜tool▁calls▁end｜>"),
+        ("deepseek", "<｜tool▁calls▁begin｜>" * _MANY),
+        ("lfm2", "<|tool_call_start|>" * _MANY),
+        ("olmo", "<function_calls>" * _MANY),
+        ("harmony", "<|channel|>final<|message|>sum<|end|>" + " word" * _MANY),
+        ("harmony", "<|channel|>final<|message|>sum<|end|>" + " " * _MANY * 10 + "word"),
+        ("harmony", "<|channel|>" + "a" * _MANY * 10),
+        ("llama", "</think>{" * _MANY),
+        ("pythonic", "</think>[" * _MANY),
+        ("glm", "</think>a\n{" * _MANY),
+    ],
+)
+def test_a_model_that_repeats_marks_costs_no_more_than_its_text(layout: str, text: str) -> None:
+    """By the square of such a text it would take from a minute to hours."""
+    assert layouts.LAYOUTS[layout].read(text, tools=[TOOL], in_thoughts=False) == layouts.TurnParts(content=text)
+
+
+def test_a_call_stands_although_a_later_mark_has_no_end() -> None:
+    said = '<tool_call>{"name": "f", "arguments": {}}</tool_call> and <tool_call> <think>'
+    parts = layouts.LAYOUTS["hermes"].read(said, tools=[], in_thoughts=False)
+    assert parts == layouts.TurnParts(content="and <tool_call> <think>", calls=(("f", {}),))
+
+
 @pytest.mark.parametrize(
     ("template", "line"),
     [

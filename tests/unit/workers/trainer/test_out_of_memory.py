@@ -12,18 +12,22 @@ import torch
 from streamrl.errors import UserError
 from streamrl.proto import stream_pb2 as pb
 from streamrl.spec import RLJobSpec
+from streamrl_workers.models.documents import attend_by_document
+from streamrl_workers.models.logprobs import answer_logprobs
 from streamrl_workers.trainer.algorithms import create_algorithm
 from streamrl_workers.trainer.engines import sharding
 from streamrl_workers.trainer.engines.engine import RetryError
+from streamrl_workers.trainer.engines.expert_parallel import stacks_of
 from streamrl_workers.trainer.engines.packing import Layout, PackedSample, pack_sample, rehearsal_sample
 from streamrl_workers.trainer.engines.pass_memory import PassMemory
 from streamrl_workers.trainer.engines.step_metrics import StepMetrics
 from streamrl_workers.trainer.engines.torch_engine import TorchEngine
 from streamrl_workers.trainer.engines.training_step import create_training_step
-from streamrl_workers.trainer.engines.worker import RankWorker
+from streamrl_workers.trainer.engines.worker import RankModels, RankWorker
 from streamrl_workers.weights.hashing import tensors_hash
 from support.counted_memory import CountedMemory
-from support.tiny_trainer import engine_on, gpu_error, narrow_worker, tiny_worker, train_steps
+from support.model_families import tiny_model as family_model
+from support.tiny_trainer import engine_on, gpu_error, narrow_worker, tiny_tokenizer, tiny_worker, train_steps
 from support.trainer_groups import make_group, trainer_spec
 
 JOBS: dict[str, dict[str, Any]] = {
@@ -338,6 +342,19 @@ def test_a_rehearsal_leaves_nothing_behind() -> None:
     assert room > 10**6
     assert not any(gradient.any() for gradient in worker.gradients().values())
     assert not any(worker.measured(None))
+
+
+def test_a_rehearsal_spreads_its_tokens_over_the_experts() -> None:
+    """Ranks of an expert group would else measure what no sample takes."""
+    spec, chosen = trainer_spec(), set[int]()
+    model = family_model("qwen3_moe")
+    attend_by_document(model)
+    answer_logprobs(model)
+    stacks_of(model)[0].register_forward_pre_hook(lambda _, given: chosen.update(given[1].flatten().tolist()))
+    models = RankModels(model=model, tokenizer=tiny_tokenizer(), algorithm=create_algorithm(spec))
+    with CountedMemory() as memory:
+        RankWorker(models, spec=spec, memory=PassMemory(spec=spec, device=memory, run_dir=None)).rehearse(60)
+    assert chosen == {0, 1, 2, 3}
 
 
 def test_a_sample_that_can_never_fit_ends_the_run_before_the_first_step() -> None:

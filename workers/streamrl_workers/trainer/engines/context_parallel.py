@@ -6,18 +6,20 @@ Owns: which models allow it, which ranks are a group. Does not own: the exchange
 
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from streamrl.errors import UserError
 from streamrl.spec.training import Parallelism
 from streamrl_workers.models.documents import takes_documents
+from streamrl_workers.trainer.engines.tensor_parallel import refused_ranks
 
 _BY_LENGTH = {"dynamic", "longrope"}
 """Rotary factors that transformers chooses by the largest position of a pass: that of a rank's own tokens would differ."""
+_refused = partial(refused_ranks, "context", instead="each rank then has samples of its own")
 
 
 def check_rows(model: PreTrainedModel, *, parallelism: Parallelism) -> None:
@@ -51,12 +53,3 @@ def _rope_types(model: torch.nn.Module) -> Iterator[str]:
     for module in model.modules():
         found = getattr(module, "rope_type", ())
         yield from found.values() if isinstance(found, dict) else [found] if found else ()
-
-
-def _refused(rule: str, *, got: int) -> UserError:
-    return UserError(
-        field="spec.trainer.parallelism.context",
-        rule=rule,
-        got=got,
-        fix="lower it, or leave it out: each rank then has samples of its own",
-    )

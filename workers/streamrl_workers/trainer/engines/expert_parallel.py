@@ -12,6 +12,7 @@ tokens. Does not own: what an expert computes (the model's own module), the mesh
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,13 +21,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from streamrl.errors import UserError
-from streamrl_workers.trainer.engines.tensor_parallel import matching, parts_of
+from streamrl_workers.trainer.engines.tensor_parallel import matching, parts_of, refused_ranks
 
 EXPERT = "expert"
 """Name of the dimension of the mesh."""
 _STACKS = {"ep_dispatch_experts", "moe_tp_experts"}
 """transformers' styles of modules that take tokens, the experts that each chose, and their weights."""
+_refused = partial(refused_ranks, "expert")
 
 
 def check_experts(model: torch.nn.Module, *, ranks: int) -> None:
@@ -159,12 +160,3 @@ def _own_tensors(stack: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         parameters.update(cut)
-
-
-def _refused(rule: str, *, got: int) -> UserError:
-    return UserError(
-        field="spec.trainer.parallelism.expert",
-        rule=rule,
-        got=got,
-        fix="lower it, or leave it out: ranks then share by shards",
-    )

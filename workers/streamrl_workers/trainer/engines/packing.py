@@ -105,12 +105,15 @@ def scored_sample(tokens: Sequence[int]) -> PackedSample:
     )
 
 
-def rehearsal_sample(count: int, *, critic_values: int = 0) -> PackedSample:
-    """Return a sample of `count` tokens, all but the first trained, with every number that any algorithm asks for."""
+def rehearsal_sample(count: int, *, critic_values: int = 0, vocabulary: int = 1) -> PackedSample:
+    """Return a sample of `count` tokens, all but the first trained, with every number that any algorithm asks for.
+
+    The tokens are all of the `vocabulary` in turn: equal ones would choose the same experts, and crowd the ranks that hold these.
+    """
     trained = count - 1
     zeros_N, values_N = array("f", [0.0]) * trained, array("f", [0.0]) * (trained * critic_values)
     return replace(
-        scored_sample([0] * count),
+        scored_sample([number % vocabulary for number in range(count)]),
         proximal_N=zeros_N,
         reference_N=zeros_N,
         kept_N=array("f", [1.0]) * trained,

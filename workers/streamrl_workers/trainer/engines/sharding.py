@@ -21,6 +21,7 @@ are collectives: every rank calls them in the same order.
 
 import functools
 import importlib.util
+import logging
 import os
 import shutil
 import socket
@@ -47,6 +48,8 @@ from streamrl_workers.trainer.engines.blocks import copies_of, part_of
 from streamrl_workers.trainer.engines.engine import RankEnvironment
 from streamrl_workers.trainer.engines.expert_parallel import EXPERT, check_experts, cut_experts, stacks_of
 from streamrl_workers.trainer.engines.tensor_parallel import TENSOR, cut_model
+
+log = logging.getLogger(__name__)
 
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -170,6 +173,8 @@ def compute_device(model: torch.nn.Module) -> torch.device:
 
 START_S = 600.0
 """For all ranks to load torch and the model: alive, as their beats say, and slow on a busy machine. A lost one ends it at once."""
+_SETTINGS = ("NCCL_", "TORCH_NCCL_", "GLOO_")
+"""Beginnings of the names of variables that libraries of collectives read."""
 _NCCL_SPARE_S = 60.0
 """NCCL's own deadline kills the process without a word; ours comes first."""
 
@@ -220,6 +225,8 @@ def join_group(
     """Come together; a collective. From then on ranks that do not answer each other for `timeout_s` raise RuntimeError."""
     if env.host in {"127.0.0.1", "localhost", "::1"}:  # gloo else takes the address of the machine's name
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    if settings := [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)]:
+        log.info("settings of collectives from the environment: %s", ", ".join(settings))
     timeout = group_timeout(timeout_s, device=device)
     dist.init_process_group(
         _backend(device, offload=offload),

@@ -13,6 +13,7 @@ this leaves in parts. Does not own: how torch cuts and exchanges (`parallelize_m
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,16 @@ _STYLES: Mapping[str, tuple[Callable[[], ParallelStyle], int]] = {
     "embedding_rowwise": (lambda: RowwiseParallel(input_layouts=Replicate()), 0),
 }
 """torch's style by transformers' name of it, and the dimension of the weight that it cuts."""
+
+
+def refused_ranks(field: str, rule: str, *, got: int, instead: str = "ranks then share by shards") -> UserError:
+    """Return the error of a model that ranks cannot share by this field of `parallelism`. `instead`: what they do without the field."""
+    return UserError(
+        field=f"spec.trainer.parallelism.{field}", rule=rule, got=got, fix=f"lower it, or leave it out: {instead}"
+    )
+
+
+_refused = partial(refused_ranks, "tensor")
 
 
 def cut_model(model: torch.nn.Module, *, mesh: DeviceMesh) -> None:
@@ -111,12 +122,3 @@ def matching(model: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.
     """Yield the modules that a plan names; `*` stands for one part of a name."""
     pattern = re.compile(re.escape(name).replace(r"\*", r"[^.]+"))
     return ((found, module) for found, module in model.named_modules() if pattern.fullmatch(found))
-
-
-def _refused(rule: str, *, got: int) -> UserError:
-    return UserError(
-        field="spec.trainer.parallelism.tensor",
-        rule=rule,
-        got=got,
-        fix="lower it, or leave it out: ranks then share by shards",
-    )

@@ -159,7 +159,8 @@ class RankWorker:
     def _rehearsed(self, lengths: Sequence[int]) -> None:
         """One pass, in both directions, of samples whose tokens are all trained but the first."""
         values = 0 if self._critic is None else self._critic.values_of_token
-        drawn = [rehearsal_sample(tokens, critic_values=values) for tokens in lengths]
+        vocabulary = self._model.config.get_text_config().vocab_size
+        drawn = [rehearsal_sample(tokens, critic_values=values, vocabulary=vocabulary) for tokens in lengths]
         try:
             self._prepared(drawn)
             self._accumulate(drawn, policy=True, critic=True, counted=False)
