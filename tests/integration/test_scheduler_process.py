@@ -23,7 +23,7 @@ from support.runs import DEADLINE_S, wait_for
 from support.worker_processes import Workers
 
 HEAVY = ("torch", "numpy", "transformers", "reasoning_gym", "rich", "pandas", "scipy")
-RSS_LIMIT_BYTES = 80e6
+RSS_LIMIT_BYTES = 84e6
 
 
 @pytest.fixture
