@@ -227,7 +227,7 @@ class GroupTable:
     def __init__(self, window: "Window", *, rewards_alone: bool = True) -> None:
         """`rewards_alone`: whether finished samples await nothing but rewards."""
         self.window = window
-        self.rewards_alone = rewards_alone
+        self._rewards_alone = rewards_alone
         self.by_id: dict[int, Group] = {}
         self.counts: dict[GroupState, int] = dict.fromkeys(GroupState, 0)
         self.buffered_bytes = 0
@@ -250,7 +250,7 @@ class GroupTable:
     def awaits_scores(self, groups: int) -> bool:
         """Return whether `groups` groups lack rewards alone."""
         scored = self.counts[GroupState.SCORED]
-        return self.rewards_alone and scored < groups <= scored + self.counts[GroupState.FINISHED]
+        return self._rewards_alone and scored < groups <= scored + self.counts[GroupState.FINISHED]
 
     def add(self, group: Group) -> None:
         """Add a group that has been planned or was found in the journal."""

@@ -495,7 +495,6 @@ class Assignment:
             self._window.situation(),
             self._pressed(),
             self._not_yet(),
-            self._lacks_rewards(),
             self._planner.may_plan,
             self._planner.all_planned,
             self._lifecycle.answering > 0,
@@ -648,13 +647,7 @@ class Assignment:
             if not self._window.may_begin(generator.step):
                 return self._not_yet()
             return "back_pressure" if self._pressed() else "no_prompts"  # the rest is kept for others that load
-        if self._planner.may_plan:
-            return "scoring" if self._lacks_rewards() else "no_prompts"
-        return self._not_yet()
-
-    def _lacks_rewards(self) -> bool:
-        """Return whether some group lacks rewards alone: what scores it makes prompts only after that."""
-        return self._groups.rewards_alone and self._groups.counts[GroupState.FINISHED] > 0
+        return "no_prompts" if self._planner.may_plan else self._not_yet()
 
     def _not_yet(self) -> str:
         """Return why nothing more may begin before the trainer has done its step."""

@@ -64,30 +64,6 @@ def test_what_only_lacks_its_rewards_is_waited_for_under_scoring(whole_batches):
     assert generator.idle == "staleness", "the trainer has its batch: it computes"
 
 
-def test_prompts_that_come_after_rewards_are_waited_for_under_scoring():
-    """What scores samples makes the next prompts, after the rewards."""
-    run = joined(slots=24, staleness=3, batch_groups=2, prompt_look_ahead=2)
-    generator = run.generators["g0"]
-    run.deliver_prompts()
-    while not generator.active:
-        run.commit(100)
-        while run.trainer.inbox:
-            run.deliver_trainer()
-        if generator.wanted is not None:
-            run.load_weights(generator)
-        read_inbox(run)
-    for lease in list(generator.active):
-        run.make_token(generator, lease, finish="stop")
-    run.commit(100)
-    read_inbox(run)
-    assert (generator.idle, bool(run.scores)) == ("scoring", True)
-    while run.scores:
-        run.score(fail=False)
-    run.commit(100)
-    read_inbox(run)
-    assert generator.idle == "no_prompts"
-
-
 def test_a_generator_with_slots_left_is_told_why_behind_what_it_gets():
     run = joined(slots=12, staleness=0)
     told = []
