@@ -153,6 +153,7 @@ def job() -> dict[str, Any]:
     made["spec"]["storage"] = {"checkpoints": {"intervalSteps": CHECKPOINT_STEPS}}
     made["spec"]["task"] |= {
         "groupSize": SLOTS // 2,
+        "processes": 1,  # which slow prompts keep busy
         "format": {"function": "suffering:slow_format"},
         "rewards": [{"name": "answer", "timeoutSeconds": 3600.0, "python": {"function": "suffering:score"}}],
         "evaluation": {"maxPrompts": 8, "intervalSteps": 10},
