@@ -24,6 +24,7 @@ import weakref
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -134,12 +135,8 @@ def main(layouts: Sequence[str]) -> None:
         "| layout | kind | sent, MiB a step | textbook | peak, MiB | estimate |\n|---|---|---|---|---|---|", flush=True
     )
     for layout in layouts:
-        given = dict.fromkeys(AXES, 1) | {
-            axis: int(number) for axis, number in (one.split("=") for one in layout.split(","))
-        }
-        size = 1
-        for number in given.values():
-            size *= number
+        given = sizes_in(layout)
+        size = prod(given.values())
         with tempfile.TemporaryDirectory() as folder:
             save(Path(folder) / "model", experts=given["expert"] > 1)
             environ = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -147,6 +144,12 @@ def main(layouts: Sequence[str]) -> None:
             ranks = [subprocess.Popen([*command, str(rank), str(size)], env=environ) for rank in range(size)]
             if any(rank.wait() for rank in ranks):
                 raise SystemExit(f"{layout}: a rank has failed")
+
+
+def sizes_in(layout: str) -> dict[str, int]:
+    """Return the size of each axis."""
+    given = (one.split("=") for one in layout.split(","))
+    return dict.fromkeys(AXES, 1) | {axis: int(number) for axis, number in given}
 
 
 def save(folder: Path, *, experts: bool) -> None:
@@ -172,9 +175,7 @@ def save(folder: Path, *, experts: bool) -> None:
 def measure(folder: Path, layout: str, rank: int, size: int) -> None:
     """Train two steps as one rank; rank 0 prints."""
     torch.set_num_threads(1)
-    given = dict.fromkeys(AXES, 1) | {
-        axis: int(number) for axis, number in (one.split("=") for one in layout.split(","))
-    }
+    given = sizes_in(layout)
     parallelism = {axis: number for axis, number in given.items() if axis != "shard"}
     spec = parse_job(_job(size, parallelism)).spec
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)

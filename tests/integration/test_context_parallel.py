@@ -6,7 +6,7 @@ import pytest
 
 from support import tensor_ranks
 from support.model_families import LONGROPE
-from support.rank_equality import KL, check_equal, check_published, check_weights, run, save
+from support.rank_equality import KL, check_equal, check_published, check_resumed, run, save
 
 pytestmark = pytest.mark.timeout(600)  # every process loads torch
 
@@ -72,16 +72,6 @@ def test_context_goes_with_the_other_dimensions(tmp_path: Path, layout: dict[str
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_checkpoints_move_between_context_groups_and_shards(tmp_path: Path) -> None:
-    """Each layout resumes after two updates of the one before it, and its third equals one rank's."""
     model = save("qwen3", tmp_path / "ppo", job=PPO, tie_word_embeddings=True)
-    expected = tensor_ranks.trained(model)
-    before: Path | None = None
     layouts = ({"context": 2}, {"shard": 2}, {"shard": 2, "context": 2}, {"tensor": 2}, {"context": 2})
-    for number, layout in enumerate(layouts):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        if before is not None:
-            (before / "ppo-saved").rename(folder / "ppo-loaded")
-        (found,) = run(folder, [model], **layout).values()
-        check_weights(found, expected)
-        before = folder
+    check_resumed(model, layouts, folder=tmp_path)

@@ -11,7 +11,7 @@ from streamrl_workers.trainer.engines.setup import EngineSetup
 from streamrl_workers.trainer.engines.torch_engine import create
 from support import tensor_ranks
 from support.rank0 import act
-from support.rank_equality import CLIPPED, KL, check_equal, check_published, check_weights, run, save
+from support.rank_equality import CLIPPED, KL, check_equal, check_published, check_resumed, run, save
 from support.rank_team import RankTeam
 from support.trainer_groups import trainer_spec
 
@@ -53,18 +53,9 @@ def test_families_and_copies_are_cut_alike(tmp_path: Path, shard: int) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_checkpoints_move_between_tensor_groups_and_shards(tmp_path: Path) -> None:
-    """Each layout resumes after two updates of the one before it, and its third equals one rank's."""
     model = save("qwen3", tmp_path / "ppo", job=PPO, tie_word_embeddings=True)
-    expected = tensor_ranks.trained(model)
-    before: Path | None = None
-    for name, shard, tensor in (("tensor", 1, 2), ("shards", 2, 1), ("both", 2, 2), ("back", 1, 2)):
-        folder = tmp_path / name
-        folder.mkdir()
-        if before is not None:
-            (before / "ppo-saved").rename(folder / "ppo-loaded")
-        (found,) = run(folder, [model], shard=shard, tensor=tensor).values()
-        check_weights(found, expected)
-        before = folder
+    layouts = ({"tensor": 2}, {"shard": 2}, {"shard": 2, "tensor": 2}, {"tensor": 2})
+    check_resumed(model, layouts, folder=tmp_path)
 
 
 @pytest.mark.soak

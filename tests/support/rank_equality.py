@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from support.model_families import save_tiny
+from support.tensor_ranks import trained
 
 TESTS = Path(__file__).parents[1]
 EVEN = {"vocab_size": 48, "num_key_value_heads": 2}
@@ -61,6 +63,20 @@ def check_weights(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for name, data in expected["weights"].items():
         one, other = (torch.frombuffer(bytearray(each), dtype=torch.float32) for each in (found["weights"][name], data))
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def check_resumed(model: Path, layouts: Iterable[Mapping[str, int]], *, folder: Path) -> None:
+    """Let each layout resume after two updates of the one before it; its third update must equal one rank's."""
+    expected = trained(model)
+    before: Path | None = None
+    for number, layout in enumerate(layouts):
+        place = folder / str(number)
+        place.mkdir()
+        if before is not None:
+            (before / f"{model.name}-saved").rename(place / f"{model.name}-loaded")
+        (found,) = run(place, [model], **layout).values()
+        check_weights(found, expected)
+        before = place
 
 
 def check_published(found: dict[str, Any], *, replicas: int = 1) -> None:

@@ -1,7 +1,7 @@
 """Context parallelism: the ranks of a group share the tokens of a row, and for attention its heads (Ulysses, arXiv 2309.14509).
 
-Owns: which tokens of a row each rank has, the exchanges around attention, how results of all tokens come together. Does not own:
-attention itself (`documents.py`), which ranks are a group (`trainer/engines/context_parallel.py`).
+Owns: which tokens of a row each rank has, what is exchanged around attention, how results of all tokens come together. Does not own:
+the exchange (`row_exchange.py`), attention itself (`documents.py`), which ranks are a group (`trainer/engines/context_parallel.py`).
 Legend: as in `documents.py`; C ranks of a group, W tokens of each, h heads of each, N results.
 
     own tokens, all heads ─▶ all tokens, own heads ─▶ attention by documents ─▶ own tokens, all heads
@@ -19,6 +19,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
+
+from streamrl_workers.models.row_exchange import exchange_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,28 +88,9 @@ class RowShare:
         return terms_H.chunk(self.ranks)[self.group.rank()]
 
     def _exchange(self, parts_C: torch.Tensor) -> torch.Tensor:
-        exchanged: torch.Tensor = _Exchange.apply(parts_C, self.group)  # type: ignore[no-untyped-call] # torch's
-        return exchanged
-
-
-class _Exchange(torch.autograd.Function):
-    """Send the n-th part to rank n; return the parts that the ranks sent, in their order."""
-
-    @staticmethod
-    def forward(ctx: Any, parts_C: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:  # noqa: ANN401 - torch gives it any attribute
-        ctx.group = group
-        return _exchanged(parts_C, group=group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient_C: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ANN401 - as above
-        return _exchanged(gradient_C, group=ctx.group), None
-
-
-def _exchanged(parts_C: torch.Tensor, *, group: dist.ProcessGroup) -> torch.Tensor:
-    sent = parts_C.contiguous()
-    received = torch.empty_like(sent)
-    dist.all_to_all_single(received, sent, group=group)
-    return received
+        """Send the n-th part to rank n; return the parts that the ranks sent, in their order."""
+        each = [1] * self.ranks
+        return exchange_rows(parts_C, each, each, group=self.group)
 
 
 class _Join(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """Expert parallelism: each rank of an expert group holds some experts of every layer, and computes them for the tokens of all.
 
-Owns: which models can be divided and how, by the family's own plan (transformers' `ep_plan`, names and styles as data); the exchange of
-tokens. Does not own: what an expert computes (the model's own module), the mesh, shards (`sharding.py`).
+Owns: which models can be divided and how, by the family's own plan (transformers' `ep_plan`, names and styles as data); which
+tokens go where. Does not own: the exchange (`models/row_exchange.py`), what an expert computes (the model's own module), the mesh, shards (`sharding.py`).
 
     tokens, each with its experts ─▶ to the ranks that hold these ─▶ their experts ─▶ back ─▶ weighted sum of each token's experts
 
@@ -10,7 +10,7 @@ tokens. Does not own: what an expert computes (the model's own module), the mesh
 - Stacks of experts are cut by their first dimension: expert by expert, as they are published and saved.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from streamrl_workers.models.row_exchange import exchange_rows
 from streamrl_workers.trainer.engines.tensor_parallel import matching, parts_of, refused_ranks
 
 EXPERT = "expert"
@@ -92,10 +93,10 @@ def _exchange(
     received = torch.empty_like(counts)
     dist.all_to_all_single(received, counts, group=group)
     sizes = torch.stack([counts, received]).view(2, ranks, own).sum(-1).tolist()
-    tokens_MD = _sent(hidden_TD[order_N // chosen_TK.shape[1]], *sizes, group=group)
+    tokens_MD = exchange_rows(hidden_TD[order_N // chosen_TK.shape[1]], *sizes, group=group)
     numbers_M = torch.arange(own, device=counts.device).repeat(ranks).repeat_interleave(received)
     computed_MD = _computed(tokens_MD, numbers_M, compute=compute)
-    answers_ND = _sent(computed_MD, *reversed(sizes), group=group)
+    answers_ND = exchange_rows(computed_MD, *reversed(sizes), group=group)
     answers_TKD = answers_ND[order_N.argsort()].view(*chosen_TK.shape, -1)
     return (answers_TKD * weights_TK.unsqueeze(-1)).sum(1).to(hidden_TD.dtype)
 
@@ -111,43 +112,6 @@ def _computed(
         )
     ones = torch.ones_like(numbers_M, dtype=tokens_MD.dtype)
     return compute(tokens_MD, numbers_M.unsqueeze(-1), ones.unsqueeze(-1))[:count]
-
-
-class _AllToAll(torch.autograd.Function):
-    """Rows to the ranks of a group, and their gradients back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401 - torch's
-        rows: torch.Tensor,
-        sent: Sequence[int],
-        received: Sequence[int],
-        group: dist.ProcessGroup,
-    ) -> torch.Tensor:
-        """Return the rows that the others sent; `sent` and `received` are their numbers by rank."""
-        ctx.sent, ctx.received, ctx.group = sent, received, group
-        return _all_to_all(rows, sent, received, group)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: ANN401 - torch's
-        """Return the gradient of the rows that were sent."""
-        return _all_to_all(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
-
-
-def _all_to_all(
-    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup
-) -> torch.Tensor:
-    got = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(got, rows.contiguous(), list(received), list(sent), group=group)
-    return got
-
-
-def _sent(
-    rows: torch.Tensor, sent: Sequence[int], received: Sequence[int], *, group: dist.ProcessGroup
-) -> torch.Tensor:
-    """Return the rows that the other ranks send; `sent` and `received` are numbers of rows by rank. Differentiable."""
-    got: torch.Tensor = _AllToAll.apply(rows, sent, received, group)  # type: ignore[no-untyped-call] # torch's
-    return got
 
 
 @contextmanager
